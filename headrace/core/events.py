@@ -1,0 +1,25 @@
+"""What goes back to a client after a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.result import TokenLogprob
+from headrace.core.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one choice. The last event of a choice has a `finish_reason`, and may bring no token."""
+
+    request_id: str
+    choice: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token where the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of prompt tokens 1, 2, ... in order; comes in pieces, before the first token."""
+    finish_reason: FinishReason | None = None
+    num_cached: int = 0
+    """Prompt tokens found in the prefix tree at admission."""
+    time_s: float = 0.0

@@ -1,0 +1,102 @@
+"""What one step does: parallel arrays over its tokens and its readouts."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from enum import IntEnum
+
+from headrace.core.cache import Copy
+from headrace.core.sequence import Sequence
+
+
+class ReadoutKind(IntEnum):
+    """What is read from the model's output at a row."""
+
+    SAMPLE = 0
+    """Sample the next token of the readout's sequence."""
+    SCORE = 1
+    """The logprob of a given target token."""
+    POOL = 2
+    """Accumulate the hidden state for an embedding."""
+    HIDDEN = 3
+    """Return the hidden state."""
+
+
+@dataclass(slots=True)
+class Span:
+    """`count` consecutive tokens of a sequence, from its position `start`; their rows begin at `first_row`."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    first_row: int
+    tables: tuple[array, ...]
+    """Per cache group, the block ids of the sequence: entry i holds tokens [i * block_size, (i + 1) * block_size).
+    A STATE group's table is (block to read the state from, block to write it to); see `NO_BLOCK`.
+    These are the live tables: an executor reads them in `launch` and not later."""
+    riders: tuple[Sequence, ...] = ()
+    """Sequences forked off this one in this step: the same tokens count as theirs."""
+    unsplittable: bool = False
+    """The executor must compute all tokens of the span in one pass (bidirectional attention)."""
+
+
+class StepPlan:
+    """Tokens to compute and rows to read out, in the order of the spans.
+
+    Per token (row): `token_ids`, `positions`, `parents`. An id below zero, -1 - r, stands for the token that
+    readout r of the previous plan samples (overlapped steps). `parents` is the row of the token that precedes
+    this one within the step, or `IN_CACHE` when that is the last token before the span: a chain by default, a tree
+    when drafts are verified. Rows lie in the cache at start + (row - first_row), whatever their position.
+
+    Per readout: `readout_rows`, `readout_kinds`, `readout_targets` (SCORE: the token id), `readout_sequences`.
+    """
+
+    IN_CACHE = -1
+
+    __slots__ = (
+        "budget",
+        "copies",
+        "horizon",
+        "parents",
+        "positions",
+        "readout_kinds",
+        "readout_rows",
+        "readout_sequences",
+        "readout_targets",
+        "spans",
+        "step",
+        "token_ids",
+    )
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        """Tokens this plan may still take up."""
+        self.spans: list[Span] = []
+        self.token_ids = array("i")
+        self.positions = array("i")
+        self.parents = array("i")
+        self.readout_rows = array("i")
+        self.readout_kinds = array("b")
+        self.readout_targets = array("i")
+        self.readout_sequences: list[Sequence] = []
+        self.copies: list[Copy] = []
+        self.horizon = 1
+        """Identical steps this plan may stand for if nothing else happens."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.spans
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def add_readout(self, row: int, kind: ReadoutKind, sequence: Sequence, target: int = -1) -> int:
+        """Index of the new readout."""
+        self.readout_rows.append(row)
+        self.readout_kinds.append(kind)
+        self.readout_targets.append(target)
+        self.readout_sequences.append(sequence)
+        return len(self.readout_rows) - 1

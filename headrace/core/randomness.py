@@ -1,0 +1,24 @@
+"""Counter-based randomness: a number is a pure function of (seed, choice, position).
+
+Nothing is drawn from a stream, so batch mates, preemption, migration and speculation cannot shift it.
+"""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit integers with full avalanche."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A float64 in [0, 1) with 53 random bits for the token at `position` of choice `choice`."""
+    state = mix(((seed & _MASK) + _GOLDEN) & _MASK)
+    state = mix((state + _GOLDEN * (choice + 1)) & _MASK)
+    state = mix((state + _GOLDEN * (position + 1)) & _MASK)
+    return (state >> 11) * (1.0 / (1 << 53))

@@ -1,0 +1,30 @@
+"""What a client asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, frozen at submit. Times are seconds of the engine's clock."""
+
+    id: str
+    prompt: tuple[int, ...]
+    """Token ids; the boundary between prompt and reply stays here even when the request is resumed."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    num_choices: int = 1
+    """Replies sampled from one prompt (`n`): the prompt is computed once and its blocks are shared."""
+    score_prompt: bool = False
+    """Also report the logprob of every prompt token; such a request takes no prefix hit, for a hit has no logits."""
+    resumed: tuple[int, ...] = ()
+    """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only."""
+    tenant: str = ""
+    priority: int = 0
+    """Smaller is more urgent."""
+    deadline_s: float | None = None
+    adapter: str = ""
+    cache_salt: str = ""
+    """Prefixes are shared only between requests with the same salt (and adapter)."""

@@ -1,0 +1,28 @@
+"""What one step produced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a token under the raw distribution, and the most probable tokens beside it."""
+
+    token: int
+    logprob: float
+    rank: int = 0
+    """Tokens that are strictly more probable; 0 is the argmax."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Parallel to the plan's readouts. SAMPLE: the token sampled; SCORE: the target."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None]
+    """Present for SCORE and where the sequence asked for logprobs."""
+    compute_s: float = 0.0
+    """Time the executor spent on the step."""

@@ -1,0 +1,76 @@
+"""How the next token of a sequence is chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headrace.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request's sampling, validated once here.
+
+    The order of operations is fixed: penalties, logit bias, mask of `stop_token_ids` while fewer than
+    `min_tokens` are generated, temperature, top-k, top-p, min-p. `temperature == 0` is greedy. Reported logprobs
+    are of the raw distribution, before all of these.
+
+    Raises `InvalidRequest` naming the parameter, its value and the allowed range.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens to generate; None: until the context (or the KV pool) is full."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit), each id once."""
+    seed: int = 0
+    """Randomness is a pure function of (seed, choice index, position): see `headrace.core.randomness`."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Generation ends after one of these; the model's end-of-sequence ids are among them unless ignored."""
+    num_logprobs: int | None = None
+    """None: none; 0: of the sampled token; k: also of the k most probable tokens."""
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, name: str, allowed: str) -> None:
+            if not ok:
+                value = getattr(self, name)
+                raise InvalidRequest(
+                    "invalid_value", f"{name} is {value!r}; it must be {allowed}.", param=name
+                )
+
+        require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
+        require(self.min_tokens >= 0, "min_tokens", "at least 0")
+        require(_within(self.temperature, 0.0, 100.0), "temperature", "between 0 and 100")
+        require(self.top_k >= 0, "top_k", "at least 0 (0 keeps all tokens)")
+        require(_within(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "above 0 and at most 1")
+        require(_within(self.min_p, 0.0, 1.0), "min_p", "between 0 and 1")
+        require(_within(self.presence_penalty, -2.0, 2.0), "presence_penalty", "between -2 and 2")
+        require(_within(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "between -2 and 2")
+        require(
+            _within(self.repetition_penalty, 0.0, 100.0) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "above 0 and at most 100",
+        )
+        require(all(math.isfinite(bias) for _, bias in self.logit_bias), "logit_bias", "finite numbers")
+        require(-(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return low <= value <= high  # False for NaN

@@ -1,0 +1,119 @@
+"""One token stream of a request."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headrace.core.request import Request
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    """Holds no blocks; in the queue."""
+    RUNNING = "running"
+    """Holds blocks; each step may give it tokens."""
+    PREEMPTING = "preempting"
+    """Chosen as a victim while in flight: gives its blocks back when its last launched plan returns."""
+    FINISHED = "finished"
+    """Done; if still in flight, its blocks go when its last launched plan returns."""
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Sequence:
+    """The tokens of one choice of a request, and how far they are computed.
+
+    The tokens, as half-open intervals:
+
+        [0, num_cached)                                  found in the prefix tree at admission, shared, read only
+        [num_cached, num_computed)                       computed by this sequence; their KV is valid
+        [num_computed, num_computed + num_in_flight)     being computed by launched plans
+        [num_computed + num_in_flight, num_tokens)       known, waiting for a step
+        [num_tokens, num_tokens + num_sampling)          being sampled by launched plans; known when they return
+
+    There is no prefill phase and no decode phase: a step gives the sequence some tokens so that `num_computed`
+    catches up with `num_tokens`.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "arrival_s",
+        "choice",
+        "finish_reason",
+        "first_token_s",
+        "id",
+        "limit",
+        "num_cached",
+        "num_computed",
+        "num_in_flight",
+        "num_preemptions",
+        "num_prompt",
+        "num_sampling",
+        "num_scored",
+        "readout",
+        "request",
+        "sort_key",
+        "status",
+        "tokens",
+        "unborn",
+    )
+
+    def __init__(self, id: int, request: Request, choice: int, arrival_s: float, limit: int) -> None:
+        self.id = id
+        self.request = request
+        self.choice = choice
+        self.arrival_s = arrival_s
+        self.tokens: list[int] = [*request.prompt, *request.resumed]  # append-only
+        self.num_prompt = len(request.prompt)
+        self.num_cached = 0
+        self.num_computed = 0
+        self.num_in_flight = 0
+        self.num_sampling = 0
+        self.limit = limit
+        """Most tokens, prompt included; the last one is never computed."""
+        self.unborn: list[int] = []
+        """Choices that will fork off in the step that computes the last known token."""
+        self.readout = -1
+        """Index of its SAMPLE readout in the last plan that has one: what a token in flight is called by."""
+        self.num_scored = 0
+        """Prompt tokens whose logprob has been asked for: not again after a preemption."""
+        self.num_preemptions = 0
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
+        self.sort_key: tuple = ()
+        """The policy's key while the sequence lies in a queue; changes only on events."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens computed or being computed: where the next span starts."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens a step could take up now, those being sampled included."""
+        known = len(self.tokens) + self.num_sampling
+        return min(known, self.limit - 1) - self.num_computed - self.num_in_flight
+
+    @property
+    def needs_scores(self) -> bool:
+        return self.request.score_prompt and self.num_scored < self.num_prompt - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.id}/{self.choice} {self.status.value}: {self.num_tokens} tokens, "
+            f"{self.num_cached} cached, {self.num_computed} computed, {self.num_in_flight} in flight)"
+        )

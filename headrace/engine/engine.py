@@ -1,0 +1,63 @@
+"""The loop: schedule, launch, result, commit."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from headrace.core.clock import Clock
+from headrace.core.errors import ConfigurationError
+from headrace.core.events import TokenEvent
+from headrace.core.plan import StepPlan
+from headrace.core.protocols import Executor, Pending
+from headrace.core.request import Request
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.state import EngineStats
+
+MAX_DEPTH = 2  # a token in flight is named by its readout in the previous plan, so no plan may lie between
+
+
+class Engine:
+    """A scheduler and an executor on one clock. Not thread-safe: one thread calls it.
+
+    `depth` plans are kept launched: with 2, the next step is planned while one runs.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, depth: int = 1) -> None:
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ConfigurationError(f"depth is {depth}; it must be between 1 and {MAX_DEPTH}")
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self.depth = depth
+        self._launched: deque[tuple[StepPlan, Pending]] = deque()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `InvalidRequest` or `Overloaded`; then nothing has changed."""
+        self.scheduler.submit(request, self.clock.now())
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it. It gets no further events; unknown or ended ones are ignored."""
+        self.scheduler.abort(request_id, choice)
+
+    def fork(self, request_id: str, choice: int) -> int:
+        """A new choice that continues a running one from where it stands. Returns its number."""
+        return self.scheduler.fork(request_id, choice, self.clock.now())
+
+    def step(self) -> list[TokenEvent]:
+        """Launch what may be launched, wait for the oldest step. Empty when there is nothing to do."""
+        while len(self._launched) < self.depth:
+            plan = self.scheduler.schedule(self.clock.now())
+            if plan.is_empty:
+                break
+            self._launched.append((plan, self.executor.launch(plan)))
+        if not self._launched:
+            return []
+        plan, pending = self._launched.popleft()
+        return self.scheduler.commit(plan, pending.result(), self.clock.now())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._launched) or self.scheduler.has_work
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()

@@ -1,0 +1,12 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from headrace.core.sequence import Sequence
+
+
+class FirstComeFirstServed:
+    """By arrival; a preempted sequence returns to its old place. The latest arrival is the victim."""
+
+    def key(self, sequence: Sequence, now: float) -> tuple:
+        return (sequence.arrival_s, sequence.id)

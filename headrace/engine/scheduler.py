@@ -1,0 +1,411 @@
+"""The scheduler: who gets tokens in the next step, and what became of the last one.
+
+Pure: time is an argument, and nothing here knows what computes the plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.core.cache import Copy
+from headrace.core.errors import ConfigurationError, InvalidRequest
+from headrace.core.events import TokenEvent
+from headrace.core.plan import ReadoutKind, Span, StepPlan
+from headrace.core.request import Request
+from headrace.core.result import StepResult, TokenLogprob
+from headrace.core.sequence import FinishReason, Sequence, Status
+from headrace.engine.budget import TokenBudget
+from headrace.engine.gates import Gates, Verdict
+from headrace.engine.limits import Limits
+from headrace.engine.policies import Policy
+from headrace.engine.state import Counters, EngineState, EngineStats
+
+MAX_CANDIDATES = 64  # waiting sequences looked at in one step: bounds the step's time, not the queue
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The choices of one request that have not ended."""
+
+    live: dict[int, Sequence] = field(default_factory=dict)
+    next_choice: int = 0
+
+
+class Scheduler:
+    """Continuous batching over one token budget: running sequences first, then waiting ones.
+
+    A sequence is in `state.waiting` (holding nothing), or in `state.running` until nothing of it is in flight.
+    """
+
+    def __init__(
+        self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits
+    ) -> None:
+        if limits.max_choices > budget.max_tokens:
+            raise ConfigurationError(
+                f"a step of {budget.max_tokens} tokens cannot serve {limits.max_choices} choices; "
+                "raise max_step_tokens or lower max_running."
+            )
+        self.state = state
+        self.policy = policy
+        self.gates = gates
+        self.budget = budget
+        self.limits = limits
+        self.counters = Counters()
+        self._requests: dict[str, _Choices] = {}
+        self._forks: list[
+            tuple[Sequence, Sequence]
+        ] = []  # (parent, child), until nothing of the parent is in flight
+        self._next_id = 0
+
+    # --- messages, read between steps ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Raises `InvalidRequest` for what can never be served, `Overloaded` when the queue is full."""
+        if request.id in self._requests:
+            raise InvalidRequest("duplicate_id", f"a request with id {request.id!r} is running already.")
+        limit = self.limits.sequence_limit(request)
+        self.limits.check_queue(len(self.state.waiting))
+        choices = self._requests[request.id] = _Choices(next_choice=request.num_choices)
+        sequence = self._new_sequence(request, 0, now, limit)
+        sequence.unborn = list(range(1, request.num_choices))
+        choices.live[0] = sequence
+        self.counters.requests += 1
+        self._enqueue(sequence, now)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Unknown ids are ignored: the request may just have ended."""
+        choices = self._requests.get(request_id)
+        if choices is None:
+            return
+        for sequence in list(choices.live.values()):
+            if choice is None or sequence.choice == choice:
+                if choice is not None and sequence.unborn:
+                    self._promote_unborn(choices, sequence)
+                self._finish(sequence, FinishReason.ABORT)
+            elif choice in sequence.unborn:
+                sequence.unborn.remove(choice)
+
+    def fork(self, request_id: str, choice: int, now: float) -> int:
+        """A new choice with the parent's tokens so far. Raises `InvalidRequest` if the parent has ended."""
+        choices = self._requests.get(request_id)
+        parent = choices.live.get(choice) if choices else None
+        if choices is None or parent is None:
+            raise InvalidRequest(
+                "unknown_choice", f"choice {choice} of request {request_id!r} is not running."
+            )
+        child = self._new_sequence(parent.request, choices.next_choice, now, parent.limit)
+        child.num_cached, child.num_scored = parent.num_cached, parent.num_prompt
+        choices.live[child.choice] = child
+        choices.next_choice += 1
+        self._forks.append((parent, child))
+        return child.choice
+
+    # --- the step --------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """Give tokens to sequences, running ones first, until budget or memory ends."""
+        state, plan = self.state, StepPlan(self.counters.steps, self.budget.tokens(self.state, now))
+        self._fork_settled(now)
+        num_preemptions = self.counters.preemptions
+        running = state.running.snapshot()
+        num_behind = len(running)
+        for sequence in running:
+            num_behind -= 1
+            if sequence.status is Status.RUNNING and plan.budget > 0:
+                # One token is kept for everybody behind, so that a long prompt delays nobody's next token.
+                self._extend(plan, sequence, max(1, plan.budget - num_behind), now)
+        is_short = self.counters.preemptions > num_preemptions or self._is_preempting()
+        for sequence in () if is_short else state.waiting.head(MAX_CANDIDATES):
+            if plan.budget <= 0:
+                break
+            verdict = self.gates.ask(sequence, state, now)
+            if verdict is Verdict.STOP:
+                break
+            if verdict is Verdict.ADMIT and not self._admit(plan, sequence, now):
+                break
+        self.counters.steps += not plan.is_empty
+        return plan
+
+    def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
+        """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
+        count = min(sequence.num_remaining, max_tokens)
+        if count <= 0 or any(parent is sequence for parent, _ in self._forks):
+            return
+        count = self.state.memory.clip(sequence, count)
+        while (copies := self.state.memory.grow(sequence, count)) is None:
+            victim = self._victim_behind(sequence)
+            if victim is None:
+                return  # those ahead go on and make room; the first in the order always finds a victim or fits
+            if victim.num_in_flight:
+                victim.status = Status.PREEMPTING
+                return
+            self._preempt(victim, now)
+        self._place(plan, sequence, count, copies)
+
+    def _victim_behind(self, sequence: Sequence) -> Sequence | None:
+        """The last running sequence, if it stands behind `sequence` and none is giving its blocks back already."""
+        for victim in reversed(self.state.running.snapshot()):
+            if victim is sequence or victim.status is Status.PREEMPTING:
+                return None
+            if victim.status is Status.RUNNING:
+                return victim
+        return None
+
+    def _is_preempting(self) -> bool:
+        return any(sequence.status is Status.PREEMPTING for sequence in self.state.running)
+
+    def _admit(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
+        """Start a waiting sequence: its prefix hit and room for its whole prompt, or nothing."""
+        headroom = len(
+            self.state.running
+        )  # a block for each running sequence: admission must not cause a preemption
+        admitted = self.state.memory.admit(sequence, plan.budget, headroom)
+        if admitted is None:
+            return False
+        count, copies = admitted
+        self.state.waiting.remove(sequence)
+        self.state.running.insert(sequence, self.policy.key(sequence, now))
+        sequence.status = Status.RUNNING
+        if sequence.admitted_s is None:
+            sequence.admitted_s = now
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            self.counters.prompt_tokens += sequence.num_prompt
+            self.counters.cached_tokens += sequence.num_cached
+        self._place(plan, sequence, count, copies)
+        return True
+
+    def _place(self, plan: StepPlan, sequence: Sequence, count: int, copies: list[Copy]) -> None:
+        """Put the sequence's next `count` tokens, for which there is room, into the plan."""
+        start, first_row = sequence.num_scheduled, plan.num_tokens
+        end = start + count
+        span = Span(sequence, start, count, first_row, self.state.memory.tables(sequence))
+        plan.spans.append(span)
+        plan.copies += copies
+        plan.token_ids.extend(sequence.tokens[start:end])
+        if plan.num_tokens < first_row + count:
+            plan.token_ids.append(-1 - sequence.readout)  # the token in flight
+        plan.positions.extend(range(start, end))
+        plan.parents.append(StepPlan.IN_CACHE)
+        plan.parents.extend(range(first_row, first_row + count - 1))
+        plan.budget -= count
+        sequence.num_in_flight += count
+        if sequence.needs_scores:
+            for position in range(max(start, sequence.num_scored), min(end, sequence.num_prompt - 1)):
+                target = sequence.tokens[position + 1]
+                plan.add_readout(first_row + position - start, ReadoutKind.SCORE, sequence, target)
+            sequence.num_scored = max(sequence.num_scored, end)
+        num_known = sequence.num_tokens + sequence.num_sampling
+        if end == num_known < sequence.limit:
+            span.riders = self._bear_unborn(sequence, span)
+            for sampled in (sequence, *span.riders):
+                sampled.readout = plan.add_readout(plan.num_tokens - 1, ReadoutKind.SAMPLE, sampled)
+                sampled.num_sampling += 1
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
+        """Advance the plan's sequences, append what was sampled, finish and release."""
+        scores: dict[int, list[TokenLogprob]] = {}
+        for index, kind in enumerate(plan.readout_kinds):
+            if kind == ReadoutKind.SCORE:
+                logprob = result.logprobs[index]
+                assert logprob is not None
+                scores.setdefault(plan.readout_sequences[index].id, []).append(logprob)
+        sequences = [sequence for span in plan.spans for sequence in (span.sequence, *span.riders)]
+        counts = [span.count for span in plan.spans for _ in range(1 + len(span.riders))]
+        sampled: dict[int, int] = {
+            sequence.id: index
+            for index, sequence in enumerate(plan.readout_sequences)
+            if plan.readout_kinds[index] == ReadoutKind.SAMPLE
+        }
+        events: list[TokenEvent] = []
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.num_in_flight -= count
+            sequence.num_computed += count
+            self.counters.computed_tokens += count
+            index = sampled.get(sequence.id)
+            if sequence.status is not Status.FINISHED:
+                event = self._advance(sequence, index, result, scores.get(sequence.id, ()), now)
+                if event is not None:
+                    events.append(event)
+            self.state.memory.computed(sequence)
+            self._settle(sequence, now)
+        return events
+
+    def _advance(
+        self,
+        sequence: Sequence,
+        index: int | None,
+        result: StepResult,
+        scores: list[TokenLogprob] | tuple[()],
+        now: float,
+    ) -> TokenEvent | None:
+        """Append the token sampled at readout `index`, if any, and see whether that was the last."""
+        tokens: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprob, ...] = ()
+        reason: FinishReason | None = None
+        if index is not None:
+            token, logprob = result.tokens[index], result.logprobs[index]
+            sequence.num_sampling -= 1
+            sequence.tokens.append(token)
+            self.counters.generated_tokens += 1
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now
+            tokens, logprobs = (token,), () if logprob is None else (logprob,)
+            if token in sequence.request.sampling.stop_token_ids:
+                reason = FinishReason.STOP
+        if reason is None and self._is_exhausted(sequence):
+            reason = FinishReason.LENGTH
+        if index is None and not scores and reason is None:
+            return None
+        if reason is not None:
+            self._finish(sequence, reason)
+        return TokenEvent(
+            request_id=sequence.request.id,
+            choice=sequence.choice,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(scores),
+            finish_reason=reason,
+            num_cached=sequence.num_cached,
+            time_s=now,
+        )
+
+    @staticmethod
+    def _is_exhausted(sequence: Sequence) -> bool:
+        return sequence.num_tokens >= sequence.limit and sequence.num_computed >= sequence.limit - 1
+
+    # --- how sequences come and go ---------------------------------------------------------------------------------
+
+    def _new_sequence(self, request: Request, choice: int, now: float, limit: int) -> Sequence:
+        sequence = Sequence(self._next_id, request, choice, now, limit)
+        self._next_id += 1
+        return sequence
+
+    def _enqueue(self, sequence: Sequence, now: float) -> None:
+        sequence.status = Status.WAITING
+        self.state.waiting.insert(sequence, self.policy.key(sequence, now))
+
+    def _bear_unborn(self, parent: Sequence, span: Span) -> tuple[Sequence, ...]:
+        """The choices of a request become sequences in the step that computes its prompt's last token."""
+        children = []
+        for choice in parent.unborn:
+            child = self._new_sequence(parent.request, choice, parent.arrival_s, parent.limit)
+            child.num_computed, child.num_in_flight = span.start, span.count
+            child.num_cached, child.admitted_s = parent.num_cached, parent.admitted_s
+            child.num_scored = parent.num_scored
+            self.state.memory.fork(parent, child, num_spans=1)
+            self._start_child(child, parent.sort_key)
+            self._requests[parent.request.id].live[choice] = child
+            children.append(child)
+        parent.unborn = []
+        return tuple(children)
+
+    def _start_child(self, child: Sequence, parent_key: tuple) -> None:
+        child.status = Status.RUNNING
+        self.state.running.insert(child, (*parent_key, child.id))  # right behind its parent
+
+    def _fork_settled(self, now: float) -> None:
+        """Carry out the forks whose parent has nothing in flight; the others' parents wait for it."""
+        unsettled = []
+        for parent, child in self._forks:
+            if child.status is Status.FINISHED:
+                continue
+            if parent.num_in_flight:
+                unsettled.append((parent, child))
+                continue
+            child.tokens[:] = parent.tokens
+            if self.state.memory.holds(parent) and parent.status is Status.RUNNING:
+                child.num_computed, child.admitted_s = parent.num_computed, parent.admitted_s
+                self.state.memory.fork(parent, child, num_spans=0)
+                self._start_child(child, parent.sort_key)
+            else:
+                self._enqueue(child, now)
+        self._forks = unsettled
+
+    def _promote_unborn(self, choices: _Choices, sequence: Sequence) -> None:
+        """Choice `sequence.choice` is aborted before its prompt is computed: another choice takes the work over."""
+        heir, *rest = sequence.unborn
+        sequence.unborn = []
+        successor = self._new_sequence(sequence.request, heir, sequence.arrival_s, sequence.limit)
+        successor.unborn = rest
+        choices.live[heir] = successor
+        self._enqueue(successor, sequence.arrival_s)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        """Give the blocks back and recompute later; what is published may still be found then."""
+        self.state.running.remove(sequence)
+        self.state.memory.release(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.counters.preemptions += 1
+        self._enqueue(sequence, now)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        was_waiting = sequence.status is Status.WAITING
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        choices = self._requests[sequence.request.id]
+        del choices.live[sequence.choice]
+        if not choices.live:
+            del self._requests[sequence.request.id]
+        if was_waiting and not any(child is sequence for _, child in self._forks):
+            self.state.waiting.remove(sequence)
+            self.state.memory.forget(sequence)
+        elif not was_waiting and not sequence.num_in_flight and reason is FinishReason.ABORT:
+            self._retire(sequence)
+
+    def _settle(self, sequence: Sequence, now: float) -> None:
+        """After its last launched plan has returned, a finished or preempted sequence lets go of its blocks."""
+        if sequence.num_in_flight:
+            return
+        if sequence.status is Status.FINISHED:
+            self._retire(sequence)
+        elif sequence.status is Status.PREEMPTING:
+            self._preempt(sequence, now)
+
+    def _retire(self, sequence: Sequence) -> None:
+        self.state.running.remove(sequence)
+        self.state.memory.release(sequence)
+
+    # --- seen from outside -----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.state.waiting) or bool(self.state.running) or bool(self._forks)
+
+    def stats(self) -> EngineStats:
+        c, state = self.counters, self.state
+        return EngineStats(
+            num_running=len(state.running),
+            num_waiting=len(state.waiting),
+            steps=c.steps,
+            requests=c.requests,
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            computed_tokens=c.computed_tokens,
+            generated_tokens=c.generated_tokens,
+            preemptions=c.preemptions,
+            evictions=state.memory.tree.num_evictions,
+            groups=state.memory.stats(),
+        )
+
+    def check(self) -> None:
+        """Assert every invariant; tests call it after each step. O(everything)."""
+        state = self.state
+        state.waiting.check()
+        state.running.check()
+        for sequence in state.waiting:
+            assert sequence.status is Status.WAITING and sequence.num_scheduled == 0
+            assert sequence.num_sampling == 0
+        for sequence in state.running:
+            assert sequence.status is not Status.WAITING
+            assert sequence.status in (Status.RUNNING,) or sequence.num_in_flight, (
+                f"{sequence} keeps its blocks"
+            )
+            assert 0 <= sequence.num_computed <= sequence.num_tokens <= sequence.limit
+            assert sequence.num_sampling >= 0
+        live = {s.id for choices in self._requests.values() for s in choices.live.values()}
+        queued = {s.id for s in (*state.waiting, *state.running) if s.status is not Status.FINISHED}
+        pending = {child.id for _, child in self._forks if child.status is not Status.FINISHED}
+        assert live == queued | pending, "a live sequence is in no queue"
+        assert not queued & pending
+        state.memory.check(list(state.running))

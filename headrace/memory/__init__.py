@@ -1,0 +1,1 @@
+"""Where tokens lie: pools, block tables and the prefix tree. Bookkeeping only; it returns copy actions."""

@@ -1,0 +1,316 @@
+"""One cache group's blocks: how tables of its kind grow, are shared, and let go.
+
+Both kinds answer the same questions: what does a hit need, how many blocks would growing take, grow, share, and what
+becomes findable or free once tokens are computed. Every method is exact about `NO_BLOCK` and none looks at tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+from headrace.core.cache import NO_BLOCK, CacheGroup, Copy
+from headrace.memory.pool import BlockPool
+from headrace.memory.prefix_tree import Digest, PrefixTree
+
+
+class BlockTable:
+    """A sequence's blocks in one group. `blocks` is what plans carry (see `headrace.core.plan.Span`)."""
+
+    __slots__ = ("blocks", "boundary", "first", "is_sealed", "spans", "trailing")
+
+    def __init__(self) -> None:
+        self.blocks = array("i")
+        self.first = 0
+        """Token blocks: index of the first one not yet given back behind the window."""
+        # A STATE group's table only:
+        self.is_sealed = False
+        """The state being written is, or will be, a checkpoint: nobody may write over it."""
+        self.spans: deque[tuple[int, int]] = deque()
+        """Per launched span (block to drop when it returns, block that is then a checkpoint)."""
+        self.trailing: tuple[Digest, int] | None = None
+        """The checkpoint at the end of the reply so far, replaced by the next: what a next turn will hit."""
+        self.boundary = 0
+        """The last place in the tokens known at admission where a checkpoint may lie."""
+
+
+class GroupMemory(ABC):
+    """Pool and rules of one cache group; `index` is its place among the model's groups."""
+
+    __slots__ = ("group", "index", "pool", "tree")
+
+    def __init__(self, index: int, group: CacheGroup, num_blocks: int, tree: PrefixTree) -> None:
+        self.index = index
+        self.group = group
+        self.pool = BlockPool(num_blocks)
+        self.tree = tree
+
+    @property
+    def num_available(self) -> int:
+        return self.pool.num_free + self.tree.num_idle(self.index)
+
+    def take(self) -> int:
+        """A block held once, evicting if none is free. The caller has made sure that one is available."""
+        if self.pool.num_free == 0:
+            self.pool.give_back(self.tree.evict(self.index))
+        return self.pool.take()
+
+    def hold(self, block: int) -> None:
+        self.tree.set_held(self.index, block)
+        self.pool.hold(block)
+
+    def drop(self, block: int) -> None:
+        if self.pool.drop(block):
+            if self.tree.contains(self.index, block):
+                self.tree.set_idle(self.index, block)
+            else:
+                self.pool.give_back(block)
+
+    @abstractmethod
+    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
+        """Entry p: this group could continue after the first p blocks of the chain, for p in 0 ... limit."""
+
+    @abstractmethod
+    def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
+        """The blocks that a hit of `num_hit` blocks holds."""
+
+    @abstractmethod
+    def take_hit(self, chain: Sequence[Digest], num_hit: int, num_tokens: int) -> BlockTable:
+        """A table that starts with a hit of `num_hit` blocks, of a sequence of which `num_tokens` are known."""
+
+    @abstractmethod
+    def num_needed(self, table: BlockTable, start: int, end: int) -> int:
+        """Blocks that `grow` would take."""
+
+    @abstractmethod
+    def grow(self, table: BlockTable, start: int, end: int) -> list[Copy]:
+        """Make room to write tokens [start, end). The caller has made sure the blocks are available."""
+
+    @abstractmethod
+    def reserve_end(self, end: int, num_tokens: int) -> int:
+        """Up to where to make room at admission, when a first span ends at `end` of `num_tokens` known tokens."""
+
+    @abstractmethod
+    def clip(self, table: BlockTable, start: int, count: int) -> int:
+        """At most this many of the `count` tokens from `start` may go into one span."""
+
+    @abstractmethod
+    def share(self, table: BlockTable, end: int, num_spans: int) -> BlockTable:
+        """A table for a fork that has tokens [0, end), of which the last `num_spans` spans are in flight."""
+
+    @abstractmethod
+    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
+        """A span has returned: blocks `first_new` ... of the chain are full now; publish them, let go of the rest."""
+
+    @abstractmethod
+    def release(self, table: BlockTable) -> None:
+        """Give everything back. Nothing of the sequence is in flight."""
+
+    @abstractmethod
+    def num_required(self, num_tokens: int, max_span_tokens: int, depth: int) -> int:
+        """Pool size with which one sequence of `num_tokens` can always finish alone."""
+
+    @abstractmethod
+    def references(self, table: BlockTable) -> list[int]:
+        """Every reference the table holds (for `check`)."""
+
+
+class TokenBlocks(GroupMemory):
+    """FULL, LATENT and WINDOW groups: a block per `block_size` tokens. FULL is a window without end."""
+
+    __slots__ = ()
+
+    def _first_needed(self, position: int) -> int:
+        """Index of the first block that a query at `position` reads."""
+        window = self.group.window
+        return max(0, position - window + 1) // self.group.block_size if window else 0
+
+    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
+        size = self.group.block_size
+        result = [True]
+        run = 0  # consecutive known blocks that end here
+        for index in range(limit):
+            run = run + 1 if self.tree.block(chain[index], self.index) != NO_BLOCK else 0
+            result.append(run >= index + 1 - self._first_needed((index + 1) * size))
+        return result
+
+    def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
+        first = self._first_needed(num_hit * self.group.block_size)
+        return [self.tree.block(digest, self.index) for digest in chain[first:num_hit]]
+
+    def take_hit(self, chain: Sequence[Digest], num_hit: int, num_tokens: int) -> BlockTable:
+        table = BlockTable()
+        found = self.hit_blocks(chain, num_hit)
+        for block in found:
+            self.hold(block)
+        table.first = num_hit - len(found)
+        table.blocks.extend([NO_BLOCK] * table.first)
+        table.blocks.extend(found)
+        return table
+
+    def _copies_on_write(self, table: BlockTable, start: int) -> bool:
+        """The block that `start` falls into is shared by a fork: it is copied before it is written."""
+        index = start // self.group.block_size
+        return index < len(table.blocks) and self.pool.references[table.blocks[index]] > 1
+
+    def num_needed(self, table: BlockTable, start: int, end: int) -> int:
+        num_missing = -(-end // self.group.block_size) - len(table.blocks)
+        return max(0, num_missing) + self._copies_on_write(table, start)
+
+    def grow(self, table: BlockTable, start: int, end: int) -> list[Copy]:
+        copies = []
+        if self._copies_on_write(table, start):
+            index = start // self.group.block_size
+            shared, own = table.blocks[index], self.take()
+            table.blocks[index] = own
+            copies.append(Copy(self.index, shared, own))
+            self.drop(shared)
+        for _ in range(-(-end // self.group.block_size) - len(table.blocks)):
+            table.blocks.append(self.take())
+        return copies
+
+    def reserve_end(self, end: int, num_tokens: int) -> int:
+        return end if self.group.window else num_tokens
+
+    def clip(self, table: BlockTable, start: int, count: int) -> int:
+        return count
+
+    def share(self, table: BlockTable, end: int, num_spans: int) -> BlockTable:
+        twin = BlockTable()
+        twin.first = table.first
+        twin.blocks = table.blocks[: -(-end // self.group.block_size)]
+        for block in twin.blocks[twin.first :]:
+            self.hold(block)
+        return twin
+
+    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
+        for index in range(first_new, num_computed // self.group.block_size):
+            # Published only behind a published prefix: a FULL chain in the tree has no holes, so whoever holds a block
+            # of it holds all before it, and eviction in order of release takes leaves only.
+            if index and not self.group.window:
+                before = self.tree.block(chain[index - 1], self.index)
+                if before != table.blocks[index - 1]:
+                    break
+            self.tree.put(chain, index, self.index, table.blocks[index])
+        needed = min(self._first_needed(num_computed), len(table.blocks))
+        for index in range(table.first, needed):
+            self.drop(table.blocks[index])
+            table.blocks[index] = NO_BLOCK
+        table.first = max(table.first, needed)
+
+    def release(self, table: BlockTable) -> None:
+        for block in reversed(table.blocks[table.first :]):
+            self.drop(block)
+
+    def num_required(self, num_tokens: int, max_span_tokens: int, depth: int) -> int:
+        size = self.group.block_size
+        if not self.group.window:
+            return -(-num_tokens // size)
+        in_use = min(num_tokens, self.group.window + depth * max_span_tokens)
+        return -(-in_use // size) + 2  # unaligned at both ends, and a copy-on-write
+
+    def references(self, table: BlockTable) -> list[int]:
+        return list(table.blocks[table.first :])
+
+
+class StateBlocks(GroupMemory):
+    """STATE groups: a block is a whole recurrent state. A span reads one and writes one, in place where it may.
+
+    A state that is a checkpoint, or that a fork shares, is never written over: the next span writes elsewhere, so
+    checkpoints and forks cost no copy. Checkpoints lie at multiples of `checkpoint_interval`, at the last block
+    boundary of the tokens known at admission, and (one, moving) at the last block boundary of the reply.
+    """
+
+    __slots__ = ()
+
+    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
+        return [True] + [self.tree.block(digest, self.index) != NO_BLOCK for digest in chain[:limit]]
+
+    def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
+        return [self.tree.block(chain[num_hit - 1], self.index)] if num_hit else []
+
+    def take_hit(self, chain: Sequence[Digest], num_hit: int, num_tokens: int) -> BlockTable:
+        table = BlockTable()
+        state = NO_BLOCK
+        for state in self.hit_blocks(chain, num_hit):
+            self.hold(state)
+        table.blocks.extend((NO_BLOCK, state))
+        table.is_sealed = True
+        size = self.group.block_size
+        table.boundary = (num_tokens - 1) // size * size
+        return table
+
+    def _is_in_place(self, table: BlockTable) -> bool:
+        state = table.blocks[1]
+        return state != NO_BLOCK and not table.is_sealed and self.pool.references[state] == 1
+
+    def num_needed(self, table: BlockTable, start: int, end: int) -> int:
+        return 0 if self._is_in_place(table) else 1
+
+    def grow(self, table: BlockTable, start: int, end: int) -> list[Copy]:
+        state = table.blocks[1]
+        dropped = NO_BLOCK
+        if self._is_in_place(table):
+            table.blocks[0] = state
+        else:
+            dropped = state
+            table.blocks[0], table.blocks[1] = state, self.take()
+        size = self.group.block_size
+        table.is_sealed = end % size == 0 and (self._is_kept(table, end) or end - start == 1)
+        table.spans.append((dropped, table.blocks[1] if table.is_sealed else NO_BLOCK))
+        return []
+
+    def _is_kept(self, table: BlockTable, position: int) -> bool:
+        return position % self.group.checkpoint_interval == 0 or position == table.boundary
+
+    def reserve_end(self, end: int, num_tokens: int) -> int:
+        return end
+
+    def clip(self, table: BlockTable, start: int, count: int) -> int:
+        interval = self.group.checkpoint_interval
+        stop = (start // interval + 1) * interval
+        if start < table.boundary:
+            stop = min(stop, table.boundary)
+        return min(count, stop - start)
+
+    def share(self, table: BlockTable, end: int, num_spans: int) -> BlockTable:
+        twin = BlockTable()
+        twin.blocks.extend((NO_BLOCK, table.blocks[1]))
+        twin.is_sealed = table.is_sealed
+        twin.boundary = table.boundary
+        twin.spans.extend([(NO_BLOCK, NO_BLOCK)] * num_spans)
+        if table.blocks[1] != NO_BLOCK:
+            self.hold(table.blocks[1])
+        return twin
+
+    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
+        dropped, sealed = table.spans.popleft()
+        if sealed != NO_BLOCK:
+            index = num_computed // self.group.block_size - 1
+            is_new = index < len(chain) and self.tree.put(chain, index, self.index, sealed)
+            if is_new and not self._is_kept(table, num_computed):
+                self._forget_trailing(table)
+                table.trailing = (chain[index], sealed)
+        if dropped != NO_BLOCK:
+            self.drop(dropped)
+
+    def _forget_trailing(self, table: BlockTable) -> None:
+        if table.trailing is None:
+            return
+        digest, block = table.trailing
+        if self.tree.block(digest, self.index) == block and self.tree.remove(self.index, block):
+            self.pool.give_back(block)
+
+    def release(self, table: BlockTable) -> None:
+        assert not table.spans, "released in flight"
+        if table.blocks[1] != NO_BLOCK:
+            self.drop(table.blocks[1])
+
+    def num_required(self, num_tokens: int, max_span_tokens: int, depth: int) -> int:
+        return depth + 1
+
+    def references(self, table: BlockTable) -> list[int]:
+        held = [table.blocks[1], *(dropped for dropped, _ in table.spans)]
+        return [block for block in held if block != NO_BLOCK]

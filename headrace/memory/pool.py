@@ -1,0 +1,47 @@
+"""The blocks of one cache group, and how many sequences hold each."""
+
+from __future__ import annotations
+
+from array import array
+
+
+class BlockPool:
+    """A block is free (in `_free`), held (references > 0), or idle (no references, kept by the prefix tree).
+
+    The pool knows references and free blocks; whether an unheld block stays idle is the caller's decision
+    (`drop` tells when the last reference went, `give_back` frees). All operations are O(1).
+    """
+
+    __slots__ = ("_free", "num_blocks", "references")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.references = array("i", bytes(4 * num_blocks))
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block used last is still warm
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """A free block, held once. The caller has made sure that one is free."""
+        block = self._free.pop()
+        self.references[block] = 1
+        return block
+
+    def hold(self, block: int) -> None:
+        self.references[block] += 1
+
+    def drop(self, block: int) -> bool:
+        """True when nobody holds the block any more."""
+        self.references[block] -= 1
+        return self.references[block] == 0
+
+    def give_back(self, block: int) -> None:
+        self._free.append(block)
+
+    def check(self) -> None:
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block was freed twice"
+        assert all(self.references[block] == 0 for block in free), "a free block is held"
+        assert all(count >= 0 for count in self.references), "a block was dropped more often than held"

@@ -1,0 +1,284 @@
+"""Random schedules: every request ends with the tokens it would get alone, and no block is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.cache import CacheGroup, CacheKind
+from headrace.core.clock import ManualClock
+from headrace.core.errors import RequestError
+from headrace.core.request import Request
+from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import FinishReason, Sequence
+from headrace.engine.budget import FixedBudget
+from headrace.engine.engine import Engine
+from headrace.engine.gates import Gates, Verdict
+from headrace.engine.gates.prefix import PrefixGate
+from headrace.engine.gates.running import RunningGate
+from headrace.engine.limits import Limits
+from headrace.engine.policies.fcfs import FirstComeFirstServed
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.state import EngineState
+from headrace.memory.manager import MemoryManager
+
+from .checking_executor import CheckingExecutor, next_token, prefix_hash, score
+
+FULL, WINDOW, STATE = CacheKind.FULL, CacheKind.WINDOW, CacheKind.STATE
+
+
+@dataclass(frozen=True)
+class Setup:
+    kinds: tuple[CacheKind, ...]
+    block_size: int
+    window: int
+    interval: int
+    spare: int
+    budget: int
+    max_running: int
+    depth: int
+
+    def groups(self) -> tuple[CacheGroup, ...]:
+        return tuple(
+            CacheGroup(
+                kind.value,
+                kind,
+                self.block_size,
+                1,
+                window=self.window if kind is WINDOW else 0,
+                checkpoint_interval=self.interval * self.block_size if kind is STATE else 0,
+            )
+            for kind in self.kinds
+        )
+
+    def engine(self, longest: int, prefix_gate: PrefixGate) -> tuple[Engine, CheckingExecutor]:
+        groups = self.groups()
+        sizes = {
+            FULL: -(-longest // self.block_size),
+            WINDOW: -(-(self.window + self.depth * self.budget) // self.block_size) + 2,
+            STATE: self.depth + 1,
+        }
+        # Pools hold one longest sequence and `spare` blocks more: preemption is the rule here.
+        memory = MemoryManager(groups, tuple(sizes[group.kind] + self.spare for group in groups))
+        limits = Limits(
+            context_length=longest,
+            capacity_tokens=memory.capacity_tokens(self.budget, self.depth),
+            max_queue=6,
+            max_choices=min(self.max_running, self.budget),
+        )
+        scheduler = Scheduler(
+            EngineState(memory),
+            FirstComeFirstServed(),
+            Gates([RunningGate(self.max_running), prefix_gate]),
+            FixedBudget(self.budget),
+            limits,
+        )
+        executor = CheckingExecutor(groups)
+        return Engine(scheduler, executor, ManualClock(), self.depth), executor
+
+
+setups = st.builds(
+    Setup,
+    kinds=st.sampled_from(
+        [(FULL,), (FULL,), (WINDOW,), (STATE,), (FULL, WINDOW), (FULL, STATE), (FULL, WINDOW, STATE)]
+    ),
+    block_size=st.sampled_from([1, 2, 4]),
+    window=st.integers(2, 9),
+    interval=st.integers(1, 4),
+    spare=st.integers(0, 6),
+    budget=st.integers(4, 16),
+    max_running=st.integers(1, 4),
+    depth=st.integers(1, 2),
+)
+
+# Prompts are cut from two texts, so that many share a prefix and some are equal.
+TEXTS = ([n * 7 % 50 for n in range(40)], [n * n % 50 for n in range(40)])
+
+actions = st.one_of(
+    st.tuples(
+        st.just("submit"),
+        st.integers(0, 1),  # which text
+        st.integers(1, 24),  # prompt length
+        st.integers(0, 12),  # max_tokens
+        st.integers(1, 4),  # choices
+        st.integers(0, 3),  # seed
+        st.integers(
+            0, 9
+        ),  # bits of rarer wishes: 0 score the prompt, 1 a stop token, 2 another salt, 3 resumed
+    ),
+    st.tuples(st.just("step"), st.integers(1, 4)),
+    st.tuples(st.just("abort"), st.integers(1, 3), st.integers(-1, 2)),
+    st.tuples(
+        st.just("fork"), st.integers(1, 3), st.integers(0, 1)
+    ),  # (which request from the end, which choice)
+)
+
+
+class CountingPrefixGate(PrefixGate):
+    num_skips = 0
+
+    def ask(self, sequence, state, now) -> Verdict:
+        verdict = super().ask(sequence, state, now)
+        self.num_skips += verdict is Verdict.SKIP
+        return verdict
+
+
+class Run:
+    """Carries out the actions on an engine and keeps what each choice received."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.prefix_gate = CountingPrefixGate()
+        self.engine, self.executor = setup.engine(40, self.prefix_gate)
+        self.requests: list[Request] = []
+        self.received: dict[tuple[str, int], list[int]] = {}
+        self.prompt_logprobs: dict[str, list[float]] = {}
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.aborted: set[tuple[str, int]] = set()
+        self.prefixes: dict[tuple[str, int], list[int] | Sequence] = {}
+
+    def check(self) -> None:
+        self.engine.scheduler.check()
+
+    def submit(self, text, length, max_tokens, choices, seed, wish) -> None:
+        request = Request(
+            id=f"r{len(self.requests)}",
+            prompt=tuple(TEXTS[text][:length]),
+            sampling=SamplingParams(
+                max_tokens=max_tokens, seed=seed, stop_token_ids=frozenset(range(10) if wish == 1 else ())
+            ),
+            num_choices=1 if wish == 3 else choices,
+            score_prompt=wish == 0,
+            cache_salt="other" if wish == 2 else "",
+            resumed=(5, 6)[: max(0, max_tokens - 1)] if wish == 3 else (),
+        )
+        try:
+            self.engine.submit(request)
+        except RequestError:
+            return
+        self.requests.append(request)
+        for choice in range(request.num_choices):
+            self.received[request.id, choice] = []
+            self.prefixes[request.id, choice] = [*request.prompt, *request.resumed]
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for event in self.engine.step():
+                key = (event.request_id, event.choice)
+                assert key not in self.aborted and key not in self.reasons, "an ended choice got an event"
+                self.received[key] += event.tokens
+                if event.prompt_logprobs:
+                    logprobs = self.prompt_logprobs.setdefault(event.request_id, [])
+                    logprobs += [entry.logprob for entry in event.prompt_logprobs]
+                if event.finish_reason:
+                    self.reasons[key] = event.finish_reason
+            self.check()
+
+    def abort(self, index: int, choice: int) -> None:
+        if index > len(self.requests):
+            return
+        id = self.requests[-index].id
+        self.engine.abort(id, None if choice < 0 else choice)
+        self.aborted |= {
+            key
+            for key in self.received
+            if key[0] == id and choice in (-1, key[1]) and key not in self.reasons
+        }
+        self.check()
+
+    def fork(self, index: int, choice: int) -> None:
+        if index > len(self.requests) or self.requests[-index].sampling.max_tokens == 0:
+            return
+        id = self.requests[-index].id
+        try:
+            new = self.engine.fork(id, choice)
+        except RequestError:
+            return
+        self.received[id, new] = []
+        # The parent's tokens when the fork happens: read off the sequence at the end.
+        self.prefixes[id, new] = self.engine.scheduler._requests[id].live[new]
+
+    def finish(self) -> None:
+        steps = 0
+        while self.engine.has_work:
+            self.step(1)
+            steps += 1
+            assert steps < 5000, "no progress"
+
+    def verify(self) -> None:
+        for request in self.requests:
+            for (id, choice), tokens in self.received.items():
+                if id == request.id:
+                    self._verify_choice(request, choice, tokens)
+            if request.score_prompt and self.reasons.get((request.id, 0)):
+                expected = [
+                    score(prefix_hash(request.prompt[:n]), request.prompt[n])
+                    for n in range(1, len(request.prompt))
+                ]
+                assert self.prompt_logprobs.get(request.id, []) == expected
+
+    def _verify_choice(self, request: Request, choice: int, received: list[int]) -> None:
+        key = (request.id, choice)
+        prefix = self.prefixes[key]
+        if not isinstance(prefix, list):  # a forked sequence: its tokens before its own first one
+            tokens = prefix.tokens
+            prefix = tokens[: len(tokens) - len(received)]
+        text = list(prefix)
+        for token in received:
+            expected = next_token(prefix_hash(text), request.sampling.seed, choice, len(text))
+            assert token == expected, f"{key} differs from running alone at position {len(text)}"
+            text.append(token)
+        if key in self.aborted:
+            return
+        reason = self.reasons[key]
+        wanted = request.sampling.max_tokens
+        if reason is FinishReason.STOP:
+            assert text[-1] in request.sampling.stop_token_ids
+        else:
+            assert len(text) == len(request.prompt) + wanted
+
+
+seen: Counter[str] = Counter()
+"""How often what the test is about has happened."""
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(setup=setups, script=st.lists(actions, min_size=8, max_size=40))
+def run_schedule(setup: Setup, script: list) -> None:
+    run = Run(setup)
+    for name, *arguments in script:
+        getattr(run, name)(*arguments)
+    run.finish()
+    run.verify()
+    run.check()
+    stats = run.engine.stats()
+    for group in stats.groups:
+        assert group.num_used == 0, "blocks leaked"
+        assert group.num_free + group.num_cached == group.num_blocks
+    seen.update(
+        {
+            "schedules": 1,
+            "preemptions": stats.preemptions,
+            "evictions": stats.evictions,
+            "cached tokens": stats.cached_tokens,
+            "copies on write": run.executor.num_copies,
+            "overlapped steps": run.executor.max_unfinished > 1,
+            "aborts": len(run.aborted),
+            "forks": sum(isinstance(prefix, Sequence) for prefix in run.prefixes.values()),
+            "waits for a prefix": run.prefix_gate.num_skips,
+            "stops": sum(reason is FinishReason.STOP for reason in run.reasons.values()),
+            "scored prompts": len(run.prompt_logprobs),
+            "mixed groups": len(setup.kinds) > 1,
+        }
+    )
+
+
+def test_any_schedule_gives_the_tokens_of_running_alone() -> None:
+    seen.clear()
+    run_schedule()
+    print(dict(seen))
+    assert seen["schedules"] >= 2000
+    rare = {name: count for name, count in seen.items() if count < 200}
+    assert not rare, f"the schedules hardly ever get there: {rare}"
