@@ -43,9 +43,7 @@ class SamplingParams:
         def require(ok: bool, name: str, allowed: str) -> None:
             if not ok:
                 value = getattr(self, name)
-                raise InvalidRequest(
-                    "invalid_value", f"{name} is {value!r}; it must be {allowed}.", param=name
-                )
+                raise InvalidRequest("invalid_value", f"{name} is {value!r}; it must be {allowed}.", param=name)
 
         require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
         require(self.min_tokens >= 0, "min_tokens", "at least 0")

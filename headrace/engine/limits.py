@@ -28,9 +28,7 @@ class Limits:
         """
         num_prompt, wanted = len(request.prompt), request.sampling.max_tokens
         if num_prompt == 0:
-            raise InvalidRequest(
-                "empty_prompt", "The prompt has no tokens; send at least one.", param="prompt"
-            )
+            raise InvalidRequest("empty_prompt", "The prompt has no tokens; send at least one.", param="prompt")
         if wanted == 0 and not request.score_prompt:
             raise InvalidRequest(
                 "invalid_value",
@@ -51,9 +49,7 @@ class Limits:
             )
         asked = num_prompt + (1 if wanted is None else wanted)
         if asked > self.context_length:
-            raise InvalidRequest(
-                "context_length_exceeded", self._overflow(num_prompt, wanted), param="messages"
-            )
+            raise InvalidRequest("context_length_exceeded", self._overflow(num_prompt, wanted), param="messages")
         if asked > self.capacity_tokens:
             raise InvalidRequest(
                 "kv_capacity_exceeded",

@@ -37,9 +37,7 @@ class Scheduler:
     A sequence is in `state.waiting` (holding nothing), or in `state.running` until nothing of it is in flight.
     """
 
-    def __init__(
-        self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits
-    ) -> None:
+    def __init__(self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits) -> None:
         if limits.max_choices > budget.max_tokens:
             raise ConfigurationError(
                 f"a step of {budget.max_tokens} tokens cannot serve {limits.max_choices} choices; "
@@ -52,9 +50,7 @@ class Scheduler:
         self.limits = limits
         self.counters = Counters()
         self._requests: dict[str, _Choices] = {}
-        self._forks: list[
-            tuple[Sequence, Sequence]
-        ] = []  # (parent, child), until nothing of the parent is in flight
+        self._forks: list[tuple[Sequence, Sequence]] = []  # (parent, child), until nothing of the parent is in flight
         self._next_id = 0
 
     # --- messages, read between steps ------------------------------------------------------------------------------
@@ -90,9 +86,7 @@ class Scheduler:
         choices = self._requests.get(request_id)
         parent = choices.live.get(choice) if choices else None
         if choices is None or parent is None:
-            raise InvalidRequest(
-                "unknown_choice", f"choice {choice} of request {request_id!r} is not running."
-            )
+            raise InvalidRequest("unknown_choice", f"choice {choice} of request {request_id!r} is not running.")
         child = self._new_sequence(parent.request, choices.next_choice, now, parent.limit)
         child.num_cached, child.num_scored = parent.num_cached, parent.num_prompt
         choices.live[child.choice] = child
@@ -156,9 +150,7 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
         """Start a waiting sequence: its prefix hit and room for its whole prompt, or nothing."""
-        headroom = len(
-            self.state.running
-        )  # a block for each running sequence: admission must not cause a preemption
+        headroom = len(self.state.running)  # a block for each running sequence: admission must not cause a preemption
         admitted = self.state.memory.admit(sequence, plan.budget, headroom)
         if admitted is None:
             return False
@@ -203,47 +195,45 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
+        sampled: dict[int, int] = {}
         scores: dict[int, list[TokenLogprob]] = {}
-        for index, kind in enumerate(plan.readout_kinds):
-            if kind == ReadoutKind.SCORE:
-                logprob = result.logprobs[index]
+        for readout, (kind, sequence) in enumerate(zip(plan.readout_kinds, plan.readout_sequences, strict=True)):
+            if kind == ReadoutKind.SAMPLE:
+                sampled[sequence.id] = readout
+            elif kind == ReadoutKind.SCORE:
+                logprob = result.logprobs[readout]
                 assert logprob is not None
-                scores.setdefault(plan.readout_sequences[index].id, []).append(logprob)
-        sequences = [sequence for span in plan.spans for sequence in (span.sequence, *span.riders)]
-        counts = [span.count for span in plan.spans for _ in range(1 + len(span.riders))]
-        sampled: dict[int, int] = {
-            sequence.id: index
-            for index, sequence in enumerate(plan.readout_sequences)
-            if plan.readout_kinds[index] == ReadoutKind.SAMPLE
-        }
+                scores.setdefault(sequence.id, []).append(logprob)
         events: list[TokenEvent] = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            sequence.num_in_flight -= count
-            sequence.num_computed += count
-            self.counters.computed_tokens += count
-            index = sampled.get(sequence.id)
-            if sequence.status is not Status.FINISHED:
-                event = self._advance(sequence, index, result, scores.get(sequence.id, ()), now)
-                if event is not None:
-                    events.append(event)
-            self.state.memory.computed(sequence)
-            self._settle(sequence, now)
+        for span in plan.spans:
+            self.counters.computed_tokens += span.count
+            for sequence in (span.sequence, *span.riders):
+                sequence.num_in_flight -= span.count
+                sequence.num_computed += span.count
+                if sequence.status is not Status.FINISHED:
+                    event = self._advance(
+                        sequence, sampled.get(sequence.id), result, tuple(scores.get(sequence.id, ())), now
+                    )
+                    if event is not None:
+                        events.append(event)
+                self.state.memory.computed(sequence)
+                self._settle(sequence, now)
         return events
 
     def _advance(
         self,
         sequence: Sequence,
-        index: int | None,
+        readout: int | None,
         result: StepResult,
-        scores: list[TokenLogprob] | tuple[()],
+        scores: tuple[TokenLogprob, ...],
         now: float,
     ) -> TokenEvent | None:
-        """Append the token sampled at readout `index`, if any, and see whether that was the last."""
+        """Append the token sampled at `readout`, if any, and see whether that was the last."""
         tokens: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprob, ...] = ()
         reason: FinishReason | None = None
-        if index is not None:
-            token, logprob = result.tokens[index], result.logprobs[index]
+        if readout is not None:
+            token, logprob = result.tokens[readout], result.logprobs[readout]
             sequence.num_sampling -= 1
             sequence.tokens.append(token)
             self.counters.generated_tokens += 1
@@ -254,7 +244,7 @@ class Scheduler:
                 reason = FinishReason.STOP
         if reason is None and self._is_exhausted(sequence):
             reason = FinishReason.LENGTH
-        if index is None and not scores and reason is None:
+        if readout is None and not scores and reason is None:
             return None
         if reason is not None:
             self._finish(sequence, reason)
@@ -263,7 +253,7 @@ class Scheduler:
             choice=sequence.choice,
             tokens=tokens,
             logprobs=logprobs,
-            prompt_logprobs=tuple(scores),
+            prompt_logprobs=scores,
             finish_reason=reason,
             num_cached=sequence.num_cached,
             time_s=now,
@@ -398,9 +388,7 @@ class Scheduler:
             assert sequence.num_sampling == 0
         for sequence in state.running:
             assert sequence.status is not Status.WAITING
-            assert sequence.status in (Status.RUNNING,) or sequence.num_in_flight, (
-                f"{sequence} keeps its blocks"
-            )
+            assert sequence.status in (Status.RUNNING,) or sequence.num_in_flight, f"{sequence} keeps its blocks"
             assert 0 <= sequence.num_computed <= sequence.num_tokens <= sequence.limit
             assert sequence.num_sampling >= 0
         live = {s.id for choices in self._requests.values() for s in choices.live.values()}

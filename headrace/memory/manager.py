@@ -48,13 +48,9 @@ class SequenceMemory:
 class MemoryManager:
     """Block tables for sequences, prefix hits, copy-on-write and eviction, over one or more cache groups."""
 
-    def __init__(
-        self, groups: tuple[CacheGroup, ...], num_blocks: tuple[int, ...], numerics: str = ""
-    ) -> None:
+    def __init__(self, groups: tuple[CacheGroup, ...], num_blocks: tuple[int, ...], numerics: str = "") -> None:
         if not groups or len({group.block_size for group in groups}) != 1:
-            raise ConfigurationError(
-                f"cache groups must share one block size, not {[g.block_size for g in groups]}"
-            )
+            raise ConfigurationError(f"cache groups must share one block size, not {[g.block_size for g in groups]}")
         self.block_size = groups[0].block_size
         self.tree = PrefixTree(len(groups))
         self.groups: tuple[GroupMemory, ...] = tuple(
@@ -188,8 +184,7 @@ class MemoryManager:
         origin = self._of[parent.id]
         end = child.num_scheduled
         tables = tuple(
-            memory.share(table, end, num_spans)
-            for memory, table in zip(self.groups, origin.tables, strict=True)
+            memory.share(table, end, num_spans) for memory, table in zip(self.groups, origin.tables, strict=True)
         )
         chain = origin.chain[: child.num_tokens // self.block_size]
         self._of[child.id] = SequenceMemory(tables, chain, min(origin.num_published, len(chain)))
@@ -249,18 +244,12 @@ class MemoryManager:
         )
         for index, memory in enumerate(self.groups):
             memory.pool.check()
-            counts = Counter(
-                block for kept in self._of.values() for block in memory.references(kept.tables[index])
-            )
+            counts = Counter(block for kept in self._of.values() for block in memory.references(kept.tables[index]))
             for block, references in enumerate(memory.pool.references):
                 assert references == counts[block], f"block {block} of group {index} leaked"
             num_held = sum(1 for references in memory.pool.references if references)
-            assert num_held + memory.num_available == memory.pool.num_blocks, (
-                f"blocks of group {index} are lost"
-            )
+            assert num_held + memory.num_available == memory.pool.num_blocks, f"blocks of group {index} are lost"
         claimed = {
-            digest
-            for kept in self._of.values()
-            for digest in kept.chain[kept.claimed.start : kept.claimed.stop]
+            digest for kept in self._of.values() for digest in kept.chain[kept.claimed.start : kept.claimed.stop]
         }
         assert set(self._computing) <= claimed, "a block is announced by nobody"

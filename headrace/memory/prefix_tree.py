@@ -50,9 +50,7 @@ class PrefixTree:
 
     __slots__ = ("_idle", "_node_of", "_nodes", "num_evictions", "num_groups")
 
-    def __init__(
-        self, num_groups: int, eviction_order: Callable[[], EvictionOrder] = LeastRecentlyUsed
-    ) -> None:
+    def __init__(self, num_groups: int, eviction_order: Callable[[], EvictionOrder] = LeastRecentlyUsed) -> None:
         self.num_groups = num_groups
         self._nodes: dict[Digest, Node] = {}
         self._node_of: list[dict[int, Node]] = [{} for _ in range(num_groups)]
@@ -158,8 +156,6 @@ class PrefixTree:
         for group, (node_of, idle, pool) in enumerate(zip(self._node_of, self._idle, pools, strict=True)):
             for block, node in node_of.items():
                 assert node.blocks[group] == block
-                assert (pool.references[block] == 0) == (block in idle), (
-                    "idle means: in the tree, held by nobody"
-                )
+                assert (pool.references[block] == 0) == (block in idle), "idle means: in the tree, held by nobody"
             assert sum(node.blocks[group] != NO_BLOCK for node in self._nodes.values()) == len(node_of)
             assert len(idle) <= len(node_of)

@@ -132,9 +132,7 @@ class CheckingExecutor:
             value = extend(value, tokens[position]) if position < len(tokens) else None
             if value is None:
                 break  # a token in flight: known to the executor only
-            assert self._read(index, group, table, position) == value, (
-                "a block holds another sequence's tokens"
-            )
+            assert self._read(index, group, table, position) == value, "a block holds another sequence's tokens"
         for offset in range(span.count):
             assert self._read(index, group, table, span.start + offset) == hashes[span.first_row + offset]
 

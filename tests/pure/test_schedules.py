@@ -105,15 +105,11 @@ actions = st.one_of(
         st.integers(0, 12),  # max_tokens
         st.integers(1, 4),  # choices
         st.integers(0, 3),  # seed
-        st.integers(
-            0, 9
-        ),  # bits of rarer wishes: 0 score the prompt, 1 a stop token, 2 another salt, 3 resumed
+        st.integers(0, 9),  # bits of rarer wishes: 0 score the prompt, 1 a stop token, 2 another salt, 3 resumed
     ),
     st.tuples(st.just("step"), st.integers(1, 4)),
     st.tuples(st.just("abort"), st.integers(1, 3), st.integers(-1, 2)),
-    st.tuples(
-        st.just("fork"), st.integers(1, 3), st.integers(0, 1)
-    ),  # (which request from the end, which choice)
+    st.tuples(st.just("fork"), st.integers(1, 3), st.integers(0, 1)),  # (which request from the end, which choice)
 )
 
 
@@ -182,9 +178,7 @@ class Run:
         id = self.requests[-index].id
         self.engine.abort(id, None if choice < 0 else choice)
         self.aborted |= {
-            key
-            for key in self.received
-            if key[0] == id and choice in (-1, key[1]) and key not in self.reasons
+            key for key in self.received if key[0] == id and choice in (-1, key[1]) and key not in self.reasons
         }
         self.check()
 
@@ -214,8 +208,7 @@ class Run:
                     self._verify_choice(request, choice, tokens)
             if request.score_prompt and self.reasons.get((request.id, 0)):
                 expected = [
-                    score(prefix_hash(request.prompt[:n]), request.prompt[n])
-                    for n in range(1, len(request.prompt))
+                    score(prefix_hash(request.prompt[:n]), request.prompt[n]) for n in range(1, len(request.prompt))
                 ]
                 assert self.prompt_logprobs.get(request.id, []) == expected
 

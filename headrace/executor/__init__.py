@@ -1,0 +1,1 @@
+"""What does: turns plans into arrays, keeps the cache's bytes, samples."""

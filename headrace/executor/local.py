@@ -1,0 +1,82 @@
+"""The executor of one process: batch inputs, copies, one Program run, sampling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.backends.inputs import BatchInputs
+from headrace.backends.kv_store import KVStore
+from headrace.core.plan import ReadoutKind, StepPlan
+from headrace.core.result import StepResult, TokenLogprob
+from headrace.executor.sampler import SampleRow, sample, token_logprob
+
+
+class Model(Protocol):
+    """A backend's loaded program."""
+
+    def run(self, inputs: BatchInputs, store: KVStore) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """Compute the step; logits [rows, vocab] come in tiles of readouts."""
+        ...
+
+
+class Finished:
+    """A step that was computed in `launch`."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+class LocalExecutor:
+    """Computes each plan in `launch`, on the caller's thread.
+
+    With depth 2 the plans are those of an overlapped run (tokens in flight are looked up here), though nothing overlaps.
+    """
+
+    def __init__(self, model: Model, store: KVStore) -> None:
+        self._model = model
+        self._store = store
+        self._last_tokens: list[int] = []
+
+    def launch(self, plan: StepPlan) -> Finished:
+        start_s = time.perf_counter()
+        inputs = BatchInputs.from_plan(plan, self._last_tokens)
+        self._store.apply(plan.copies)
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob | None] = []
+        for rows, logits in self._model.run(inputs, self._store):
+            for readout, row_logits in zip(range(rows.start, rows.stop), logits, strict=True):
+                token, logprob = self._read(plan, inputs, readout, row_logits)
+                tokens.append(token)
+                logprobs.append(logprob)
+        self._last_tokens = tokens
+        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s))
+
+    @staticmethod
+    def _read(
+        plan: StepPlan, inputs: BatchInputs, readout: int, logits: NDArray[np.float32]
+    ) -> tuple[int, TokenLogprob | None]:
+        sequence = plan.readout_sequences[readout]
+        params = sequence.request.sampling
+        kind = ReadoutKind(plan.readout_kinds[readout])
+        if kind is ReadoutKind.SCORE:
+            target = plan.readout_targets[readout]
+            return target, token_logprob(logits, target, params.num_logprobs or 0)
+        if kind is not ReadoutKind.SAMPLE:
+            raise NotImplementedError(f"readout {kind.name} is not computed by this executor")
+        row = plan.readout_rows[readout]
+        position = plan.positions[row]
+        # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.
+        history = [*sequence.tokens[:position], int(inputs.token_ids[row])] if params.has_penalties else None
+        token = sample(logits, SampleRow(params, sequence.choice, position + 1, sequence.num_prompt, history))
+        logprob = None if params.num_logprobs is None else token_logprob(logits, token, params.num_logprobs)
+        return token, logprob

@@ -1,0 +1,117 @@
+"""From logits to tokens: the reference sampler, one row at a time, obviously right.
+
+Order of operations (see `SamplingParams`): penalties, logit bias, mask of the stop tokens while fewer than `min_tokens`
+are generated, temperature, top-k, top-p, min-p. Ties go to the smaller token id everywhere. The token is the inverse
+of the cumulative distribution, over the kept tokens in order of their ids, at one counter-based uniform number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.randomness import uniform
+from headrace.core.result import TokenLogprob
+from headrace.core.sampling import SamplingParams
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What sampling one row depends on besides its logits."""
+
+    params: SamplingParams
+    choice: int
+    position: int
+    """Of the token to be sampled."""
+    num_prompt: int
+    history: list[int] | None
+    """The sequence's tokens before `position`; only needed with penalties."""
+
+
+def sample(logits: Floats, row: SampleRow) -> int:
+    """The next token. `logits` [vocab] are not changed."""
+    adjusted = adjust(logits, row)
+    if row.params.is_greedy:
+        return int(adjusted.argmax())  # the first of equals
+    kept, probabilities = distribution(adjusted, row.params)
+    cumulative = np.cumsum(probabilities)
+    target = uniform(row.params.seed, row.choice, row.position) * cumulative[-1]
+    index = int(np.searchsorted(cumulative, target, side="right"))
+    return int(kept[min(index, len(kept) - 1)])
+
+
+def adjust(logits: Floats, row: SampleRow) -> NDArray[np.float64]:
+    """Logits after penalties, bias and the mask of early stops.
+
+    The repetition penalty (Keskar et al. 2019) sees prompt and reply; presence and frequency penalties (OpenAI) see the
+    reply only.
+    """
+    params = row.params
+    adjusted = logits.astype(np.float64)
+    if params.has_penalties:
+        assert row.history is not None
+        seen = np.unique(np.array(row.history, np.int64))
+        values = adjusted[seen]
+        adjusted[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        generated, counts = np.unique(np.array(row.history[row.num_prompt :], np.int64), return_counts=True)
+        adjusted[generated] -= params.presence_penalty + params.frequency_penalty * counts
+    for token, bias in params.logit_bias:
+        adjusted[token] += bias
+    if params.stop_token_ids and row.position - row.num_prompt < params.min_tokens:
+        adjusted[list(params.stop_token_ids)] = -np.inf
+    return adjusted
+
+
+def distribution(
+    adjusted: NDArray[np.float64], params: SamplingParams
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(token ids in rising order, their unnormalised probabilities) that temperature, top-k, top-p and min-p keep.
+
+    Each filter looks at the distribution the filter before it left. top-p keeps the smallest set of most probable
+    tokens whose probabilities sum to at least `top_p`; min-p what has at least `min_p` times the largest probability.
+    """
+    scaled = (adjusted - adjusted.max()) / params.temperature  # the largest is 0: exp cannot overflow
+    kept = np.arange(len(scaled))
+    if 0 < params.top_k < len(kept):
+        kept = _largest(scaled, params.top_k)
+    weights = np.exp(scaled[kept])
+    if params.top_p < 1.0:
+        order = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[order])
+        count = int(np.searchsorted(sums, params.top_p * sums[-1], side="left")) + 1
+        chosen = np.sort(order[:count])
+        kept, weights = kept[chosen], weights[chosen]
+    if params.min_p > 0.0:
+        likely = weights >= params.min_p * weights.max()
+        kept, weights = kept[likely], weights[likely]
+    return kept, weights
+
+
+def _largest(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
+    """Indices of the k largest values, in rising order; among equals the first ones."""
+    threshold = np.partition(values, -k)[-k]
+    above = np.flatnonzero(values > threshold)
+    equal = np.flatnonzero(values == threshold)[: k - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def token_logprob(logits: Floats, token: int, num_top: int) -> TokenLogprob:
+    """Logprob and rank of `token`, and the `num_top` most probable tokens, under the raw distribution."""
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    log_sum = peak + np.log(np.exp(wide - peak).sum())
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        largest = _largest(wide, min(num_top, len(wide)))
+        ordered = largest[np.argsort(-wide[largest], kind="stable")]
+        top = tuple((int(t), float(wide[t] - log_sum)) for t in ordered)
+    return TokenLogprob(
+        token=token,
+        logprob=float(wide[token] - log_sum),
+        rank=int(np.count_nonzero(wide > wide[token])),
+        top=top,
+    )

@@ -1,0 +1,53 @@
+"""Small engines for the pure tests."""
+
+from __future__ import annotations
+
+from headrace.core.cache import CacheGroup, CacheKind
+from headrace.core.clock import ManualClock
+from headrace.core.events import TokenEvent
+from headrace.core.request import Request
+from headrace.core.sampling import SamplingParams
+from headrace.engine.budget import FixedBudget
+from headrace.engine.engine import Engine
+from headrace.engine.gates import Gates
+from headrace.engine.gates.prefix import PrefixGate
+from headrace.engine.gates.running import RunningGate
+from headrace.engine.limits import Limits
+from headrace.engine.policies.fcfs import FirstComeFirstServed
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.state import EngineState
+from headrace.memory.manager import MemoryManager
+
+from .checking_executor import CheckingExecutor
+
+FULL = CacheGroup("full", CacheKind.FULL, block_size=4, bytes_per_block=1)
+
+
+def small_engine(
+    groups: tuple[CacheGroup, ...] = (FULL,),
+    num_blocks: tuple[int, ...] = (64,),
+    *,
+    budget: int = 16,
+    max_running: int = 8,
+    max_queue: int = 100,
+    context_length: int = 1000,
+    depth: int = 1,
+) -> Engine:
+    memory = MemoryManager(groups, num_blocks)
+    limits = Limits(context_length, memory.capacity_tokens(budget, depth), max_queue, max_running)
+    gates = Gates([RunningGate(max_running), PrefixGate()])
+    scheduler = Scheduler(EngineState(memory), FirstComeFirstServed(), gates, FixedBudget(budget), limits)
+    return Engine(scheduler, CheckingExecutor(groups), ManualClock(), depth)
+
+
+def request(id: str, prompt, max_tokens: int = 4, **fields) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=fields.pop("seed", 0))
+    return Request(id, tuple(prompt), sampling, **fields)
+
+
+def drain(engine: Engine) -> list[TokenEvent]:
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.scheduler.check()
+    return events
