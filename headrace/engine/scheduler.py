@@ -255,6 +255,7 @@ class Scheduler:
             logprobs=logprobs,
             prompt_logprobs=scores,
             finish_reason=reason,
+            queued_s=(sequence.admitted_s or 0.0) - sequence.arrival_s,
             num_cached=sequence.num_cached,
             time_s=now,
         )

@@ -42,8 +42,11 @@ class LocalExecutor:
     With depth 2 the plans are those of an overlapped run (tokens in flight are looked up here), though nothing overlaps.
     """
 
-    def __init__(self, model: Model, store: KVStore) -> None:
+    def __init__(self, model: Model, store: KVStore, vocab_size: int) -> None:
+        """`vocab_size`: tokens the tokenizer knows. Many checkpoints pad their vocabulary; ids from there on are read by
+        nobody and never sampled."""
         self._model = model
+        self._vocab_size = vocab_size
         self._store = store
         self._last_tokens: list[int] = []
 
@@ -54,7 +57,7 @@ class LocalExecutor:
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
         for rows, logits in self._model.run(inputs, self._store):
-            for readout, row_logits in zip(range(rows.start, rows.stop), logits, strict=True):
+            for readout, row_logits in zip(range(rows.start, rows.stop), logits[:, : self._vocab_size], strict=True):
                 token, logprob = self._read(plan, inputs, readout, row_logits)
                 tokens.append(token)
                 logprobs.append(logprob)

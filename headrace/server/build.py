@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.backends.kv_store import KVStore
 from headrace.backends.reference.model import ReferenceModel
+from headrace.core.cache import CacheGroup
 from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
 from headrace.engine.budget import FixedBudget
@@ -29,6 +30,7 @@ from headrace.models.loaders.checkpoint import Checkpoint, open_checkpoint
 from headrace.models.progress import Progress, no_progress
 from headrace.models.registry import ModelDescription, describe, open_weights
 from headrace.program.cache import cache_groups
+from headrace.program.program import Program
 from headrace.server import system
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
@@ -87,21 +89,59 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         log.warning("tensor %s of %s is not used by architecture %s", name, path.name, description.architecture)
     model = ReferenceModel.load(description.program, weights, progress)
     numerics = f"{checkpoint.digest()}/{REFERENCE_NUMERICS}"
-    engine = build_engine(config, description, model, context_length, numerics)
-    name = config.served_model_name or _name_of(config.model)
-    return Deployment(engine, tokenizer, template, name, context_length, description)
+    groups = cache_groups(description.program, config.block_size, checkpoint_interval=_checkpoint_interval(config))
+    engine = compose(
+        config,
+        description.program,
+        model,
+        groups,
+        _blocks(config, groups, context_length),
+        context_length=context_length,
+        vocab_size=tokenizer.vocab_size,
+        numerics=numerics,
+    )
+    return Deployment(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        name=config.served_model_name or _name_of(config.model),
+        context_length=context_length,
+        description=description,
+    )
 
 
-def build_engine(
-    config: ServeConfig, description: ModelDescription, model: ReferenceModel, context_length: int, numerics: str
+def compose(
+    config: ServeConfig,
+    program: Program,
+    model: ReferenceModel,
+    groups: tuple[CacheGroup, ...],
+    num_blocks: tuple[int, ...],
+    *,
+    context_length: int,
+    vocab_size: int,
+    numerics: str,
 ) -> Engine:
-    """Memory, scheduler and executor around a loaded model."""
-    program = description.program
-    groups = cache_groups(program, config.block_size, checkpoint_interval=_checkpoint_interval(config.block_size))
+    """Memory, scheduler and executor around a loaded model. `num_blocks` per cache group."""
+    memory = MemoryManager(groups, num_blocks, numerics)
+    capacity = memory.capacity_tokens(config.max_step_tokens, config.depth)
+    if capacity < context_length:
+        log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
+    scheduler = Scheduler(
+        EngineState(memory),
+        FirstComeFirstServed(),
+        Gates([RunningGate(config.max_running), PrefixGate()]),
+        FixedBudget(config.max_step_tokens),
+        Limits(context_length, capacity, config.max_queue, config.max_running),
+    )
+    executor = LocalExecutor(model, KVStore(program, groups, num_blocks), vocab_size)
+    return Engine(scheduler, executor, WallClock(), config.depth)
+
+
+def _blocks(config: ServeConfig, groups: tuple[CacheGroup, ...], context_length: int) -> tuple[int, ...]:
     kv_bytes = config.kv_memory_bytes
     if kv_bytes is None:
         kv_bytes = int(system.memory_bytes()[1] * KV_MEMORY_SHARE)
-    num_blocks = blocks_within(
+    return blocks_within(
         groups,
         kv_bytes,
         context_length=context_length,
@@ -109,24 +149,6 @@ def build_engine(
         max_step_tokens=config.max_step_tokens,
         depth=config.depth,
     )
-    memory = MemoryManager(groups, num_blocks, numerics)
-    capacity = memory.capacity_tokens(config.max_step_tokens, config.depth)
-    if capacity < context_length:
-        log.warning(
-            "the KV pool holds %d tokens, less than the context of %d: longer requests are refused",
-            capacity,
-            context_length,
-        )
-    limits = Limits(context_length, capacity, config.max_queue, config.max_running)
-    scheduler = Scheduler(
-        EngineState(memory),
-        FirstComeFirstServed(),
-        Gates([RunningGate(config.max_running), PrefixGate()]),
-        FixedBudget(config.max_step_tokens),
-        limits,
-    )
-    executor = LocalExecutor(model, KVStore(program, groups, num_blocks))
-    return Engine(scheduler, executor, WallClock(), config.depth)
 
 
 def load_tokenizer(checkpoint: Checkpoint, description: ModelDescription) -> Tokenizer:
@@ -168,8 +190,8 @@ def _template(config: ServeConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
     return None if tokenizer.chat_template is None else ChatTemplate.for_tokenizer(tokenizer)
 
 
-def _checkpoint_interval(block_size: int) -> int:
-    return -(-CHECKPOINT_TOKENS // block_size) * block_size
+def _checkpoint_interval(config: ServeConfig) -> int:
+    return -(-CHECKPOINT_TOKENS // config.block_size) * config.block_size
 
 
 def _name_of(model: str) -> str:

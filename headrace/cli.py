@@ -1,0 +1,407 @@
+"""The command line. Commands import what they need when they run, so that `headrace --help` costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.models.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from headrace.core.sampling import SamplingParams
+    from headrace.llm import LLM
+    from headrace.models.progress import Progress
+    from headrace.server.inspection import ModelReport
+
+app = typer.Typer(
+    name="headrace",
+    help="Headrace serves large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+MODEL_HELP = "Catalogue name, .gguf file, model folder, or hub id (org/name, org/name:QUANT)."
+Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+Context = Annotated[
+    int | None, typer.Option("--context-length", min=1, help="Tokens of prompt and reply. Default: the model's.")
+]
+KvMemory = Annotated[
+    str | None,
+    typer.Option("--kv-memory", help="Memory for the cache: 512MiB, 4GB. Default: chosen from what is free."),
+]
+Template = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template", exists=True, dir_okay=False, help="A Jinja file in place of the model's own template."
+    ),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a reply. Default: until the context is full.")
+]
+Temperature = Annotated[float, typer.Option(help="0 always takes the most probable token.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most probable tokens that together have this probability.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same reply. Default: drawn.")]
+System = Annotated[str | None, typer.Option("--system", help="A system message to begin with.")]
+
+
+@app.callback()
+def main() -> None:
+    """Serve, talk to, and look into large language models."""
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
+    *,
+    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in; think of --api-key then.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="The name requests use; given again, aliases. Default: the model's own.")
+    ] = None,
+    context_length: Context = None,
+    kv_memory: KvMemory = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per cache block.")] = 16,
+    max_running: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 256,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,
+    depth: Annotated[int, typer.Option(min=1, max=2, help="Steps kept launched; 2 plans one while another runs.")] = 1,
+    chat_template: Template = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="HEADRACE_API_KEY", help="Ask for this key everywhere but at /health; may be given again."),
+    ] = None,
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds that running replies get after SIGTERM.")] = 60.0,
+    max_body: Annotated[str, typer.Option(help="Largest request body.")] = "8MiB",
+    max_choices: Annotated[int, typer.Option(min=1, help="Largest n of a request.")] = 16,
+    max_logprobs: Annotated[int, typer.Option(min=0, help="Largest top_logprobs of a request.")] = 20,
+    max_prompts: Annotated[int, typer.Option(min=1, help="Most prompts in one completions request.")] = 64,
+    log_requests: Annotated[bool, typer.Option(help="A line per finished request on standard error.")] = True,
+    access_log: Annotated[bool, typer.Option(help="A line per HTTP request as well.")] = False,
+) -> None:
+    """Serve a model over OpenAI's HTTP API until Ctrl-C or SIGTERM."""
+    with friendly_errors():
+        from headrace.server.build import ServeConfig  # noqa: PLC0415
+        from headrace.server.limits import Limits  # noqa: PLC0415
+        from headrace.server.serve import ServerOptions  # noqa: PLC0415
+        from headrace.server.serve import serve as run  # noqa: PLC0415
+
+        names = served_model_name or []
+        config = ServeConfig(
+            model=model,
+            context_length=context_length,
+            block_size=block_size,
+            kv_memory_bytes=parse_bytes(kv_memory),
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_queue=max_queue,
+            depth=depth,
+            chat_template=chat_template,
+            served_model_name=names[0] if names else None,
+        )
+        limits = Limits(
+            max_choices=max_choices,
+            max_logprobs=max_logprobs,
+            max_prompts=max_prompts,
+            max_body_bytes=parse_bytes(max_body) or 0,
+            max_running=max_running,
+            max_queue=max_queue,
+        )
+        options = ServerOptions(
+            host=host,
+            port=port,
+            aliases=tuple(names[1:]),
+            api_keys=tuple(api_key or ()),
+            drain_timeout_s=drain_timeout,
+            log_requests=log_requests,
+            access_log=access_log,
+            limits=limits,
+        )
+        run(config, options, progress_bars())
+
+
+@app.command()
+def chat(
+    *,
+    model: Model = DEFAULT_MODEL,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    seed: Seed = None,
+    context_length: Context = None,
+    kv_memory: KvMemory = None,
+    chat_template: Template = None,
+) -> None:
+    """Talk to a model in the terminal; from a pipe, each line is a message.
+
+    /clear forgets the conversation, Ctrl-C stops a reply, Ctrl-D ends.
+    """
+    from headrace.core.errors import RequestError  # noqa: PLC0415
+
+    with friendly_errors(), open_llm(model, context_length, kv_memory, chat_template) as llm:
+        opening = [{"role": "system", "content": system}] if system else []
+        messages = list(opening)
+        for line in user_lines():
+            if line == "/clear":
+                messages = list(opening)
+                continue
+            messages.append({"role": "user", "content": line})
+            reply = ""
+            try:
+                for piece in llm.stream(messages, sampling(max_tokens, temperature, top_p, seed)):
+                    reply += piece
+                    print(piece, end="", flush=True)
+            except KeyboardInterrupt:
+                print(" [stopped]", end="")
+            except RequestError as error:  # most likely the context is full
+                print(f"headrace: {error} (/clear begins anew)", file=sys.stderr)
+                messages.pop()
+                continue
+            print(flush=True)
+            messages.append({"role": "assistant", "content": reply})
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    *,
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    context_length: Context = None,
+    kv_memory: KvMemory = None,
+) -> None:
+    """Continue a text, without a chat template."""
+    with friendly_errors(), open_llm(model, context_length, kv_memory, None) as llm:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        for piece in llm.stream(text, sampling(max_tokens, temperature, top_p, seed), stop=stop or ()):
+            print(piece, end="", flush=True)
+        print(flush=True)
+
+
+@app.command()
+def pull(model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL) -> None:
+    """Fetch a model, so that it is there without a network, and print its path."""
+    with friendly_errors():
+        from headrace.models.fetch import resolve  # noqa: PLC0415
+
+        with progress_bars() as progress:
+            path = resolve(model, progress)
+        print(path)
+
+
+@app.command()
+def inspect(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    system: Annotated[bool, typer.Option("--system", help="Show this machine instead.")] = False,
+) -> None:
+    """What a model is made of and what of it fits here; or what this machine offers."""
+    with friendly_errors():
+        if system:
+            print_system()
+            return
+        from headrace.models.fetch import resolve  # noqa: PLC0415
+        from headrace.server.inspection import report_model  # noqa: PLC0415
+
+        with progress_bars() as progress:
+            path = resolve(model or DEFAULT_MODEL, progress)
+        print_model(report_model(path))
+
+
+# What the commands share.
+
+
+@contextlib.contextmanager
+def friendly_errors() -> Iterator[None]:
+    """Errors that were raised on purpose end in one line and exit code 1; bugs keep their traceback."""
+    from headrace.core.errors import HeadraceError  # noqa: PLC0415
+    from headrace.models.errors import FetchError  # noqa: PLC0415
+    from headrace.models.loaders.stored import CheckpointError  # noqa: PLC0415
+    from headrace.text.template_guard import TemplateError  # noqa: PLC0415
+
+    try:
+        yield
+    except (HeadraceError, FetchError, CheckpointError, TemplateError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:  # `headrace generate ... | head`
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on standard error while something is fetched or loaded; none until there is something to report."""
+    from headrace.models.progress import rich_progress  # noqa: PLC0415
+
+    with contextlib.ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def report(num_done: int, num_total: int, what: str) -> None:
+            if not bars:
+                bars.append(stack.enter_context(rich_progress()))
+            bars[0](num_done, num_total, what)
+
+        yield report
+
+
+@contextlib.contextmanager
+def open_llm(
+    model: str, context_length: int | None, kv_memory: str | None, chat_template: Path | None
+) -> Iterator[LLM]:
+    from headrace.llm import LLM  # noqa: PLC0415
+
+    with progress_bars() as progress:
+        llm = LLM(
+            model,
+            progress=progress,
+            context_length=context_length,
+            kv_memory_bytes=parse_bytes(kv_memory),
+            chat_template=chat_template,
+        )
+    with llm:
+        yield llm
+
+
+def sampling(max_tokens: int | None, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
+    from headrace.core.sampling import SamplingParams  # noqa: PLC0415
+    from headrace.server.admission import draw_seed  # noqa: PLC0415
+
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=draw_seed() if seed is None else seed
+    )
+
+
+def user_lines() -> Iterator[str]:
+    """What the user says, line by line, until the end of input; asks only on a terminal."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415  (gives input() a history)
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line.strip():
+            yield line.strip()
+
+
+def parse_bytes(text: str | None) -> int | None:
+    """ "512MiB", "4GB", "1000" -> bytes. Raises `ConfigurationError`."""
+    import re  # noqa: PLC0415
+
+    from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigurationError(f"{text!r} is not a size; write it like 512MiB or 4GB.")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+def show_bytes(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def print_model(report: ModelReport) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    facts = Table.grid(padding=(0, 3))
+    facts.add_column()
+    facts.add_column(overflow="fold")
+    facts.add_row("path", str(report.path))
+    facts.add_row("architecture", report.architecture)
+    facts.add_row("parameters", f"{report.num_parameters:,}")
+    facts.add_row("weights as stored", show_bytes(report.num_bytes))
+    facts.add_row("context", f"{report.context_length:,} tokens")
+    facts.add_row("vocabulary", f"{report.vocab_size:,} tokens")
+    console.print(facts)
+
+    formats = Table("format", "tensors", "bytes", "share", title="Formats", title_justify="left")
+    for share in report.formats:
+        formats.add_row(
+            share.name,
+            str(share.num_tensors),
+            show_bytes(share.num_bytes),
+            f"{100 * share.num_bytes / max(1, report.num_bytes):.1f} %",
+        )
+    console.print(formats)
+
+    groups = Table(
+        "group", "kind", "layers", "window", "per token", "per sequence", title="Cache groups", title_justify="left"
+    )
+    for group in report.groups:
+        groups.add_row(
+            group.name,
+            group.kind,
+            str(group.num_layers),
+            f"{group.window:,}" if group.window else "-",
+            show_bytes(group.bytes_per_token) if group.bytes_per_token else "-",
+            show_bytes(group.bytes_at(report.context_length)),
+        )
+    console.print(groups)
+    loaded = f"the weights in float32 ({show_bytes(report.loaded_bytes)})"
+    if report.bytes_left < 0:
+        console.print(f"Does not fit: {show_bytes(report.memory_bytes)} are available here, less than {loaded}.")
+        return
+    tokens = f", {report.num_tokens:,} tokens in all" if report.num_tokens else ""
+    console.print(
+        f"Available here: {show_bytes(report.memory_bytes)}. Beside {loaded} that leaves "
+        f"{show_bytes(report.bytes_left)} of cache: {report.num_full_sequences:,} sequences of the whole "
+        f"context{tokens}."
+    )
+
+
+def print_system() -> None:
+    import platform  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from headrace.server import system  # noqa: PLC0415
+
+    cores, limited_by = system.usable_cores()
+    total, available = system.memory_bytes()
+    facts = Table.grid(padding=(0, 3))
+    facts.add_column()
+    facts.add_column(overflow="fold")
+    facts.add_row("processor", f"{system.processor()} ({platform.machine()})")
+    facts.add_row("instruction sets", " ".join(system.instruction_sets()) or "unknown")
+    facts.add_row("usable cores", f"{cores} ({limited_by})")
+    facts.add_row("memory", f"{show_bytes(total)}, of which {show_bytes(available)} available")
+    facts.add_row("backend", "reference (NumPy, float32)")
+    facts.add_row("system", platform.platform())
+    facts.add_row("python", platform.python_version())
+    facts.add_row("headrace", system.version())
+    for name, version in system.package_versions().items():
+        facts.add_row(name, version)
+    Console(highlight=False).print(facts)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Models as data: stored weights, architectures and where to get them."""

@@ -1,0 +1,1 @@
+"""How weights are stored: the block formats and their exact decoding."""

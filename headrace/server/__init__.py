@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's protocol at the edge, token events behind it."""

@@ -1,0 +1,199 @@
+"""The text stage: from token events to pieces of text. The one path of streamed replies, whole replies and `LLM`.
+
+The text of a choice, as half-open intervals of characters:
+
+    [0, num_emitted)             sent in deltas
+    [num_emitted, num_decoded)   held back: it may be the beginning of a stop string
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.core.events import TokenEvent
+from headrace.core.request import Request
+from headrace.core.result import TokenLogprob
+from headrace.core.sequence import FinishReason
+from headrace.text.detokenizer import IncrementalDetokenizer
+from headrace.text.stop import StopStrings
+from headrace.text.tokenizer import Tokenizer
+
+Finish = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What the text stage has to know of a request."""
+
+    stops: tuple[str, ...] = ()
+    """The reply ends before the first of these."""
+    min_tokens: int = 0
+    """The text of earlier tokens is not searched for stops."""
+    logprobs: bool = False
+    echo: str | None = None
+    """The prompt's text, to be sent ahead of the reply (with its logprobs, where the request scores its prompt)."""
+    has_bos: bool = False
+    """The prompt's first token is not of its text, so that it has no width in `echo`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its logprob, and where its text begins in the text of the choice (echo included)."""
+
+    token: int
+    offset: int
+    logprob: TokenLogprob | None
+    """None for the first token of a prompt: nothing precedes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one choice's text. Joined, the pieces of a choice are its whole text."""
+
+    choice: int
+    text: str = ""
+    scored: tuple[ScoredToken, ...] = ()
+    """The tokens of this text, if logprobs were asked for."""
+    tokens: tuple[int, ...] = ()
+    """What was sampled meanwhile. A token that ended the reply is among them though its text is never shown."""
+    finish_reason: Finish | None = None
+    stop: str | int | None = None
+    """The stop string or the token id that ended the choice."""
+    cut: bool = False
+    """Ended by a stop string, of which the engine knows nothing: abort the choice there."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    detokenizer: IncrementalDetokenizer
+    stops: StopStrings | None
+    num_tokens: int = 0
+    num_decoded: int = 0
+    num_emitted: int = 0
+    held: deque[tuple[ScoredToken, int]] = field(default_factory=deque)
+    """Tokens not yet sent, with the end of their text."""
+    is_started: bool = False
+    is_over: bool = False
+
+
+class TextStage:
+    """Turns the events of one request into deltas; its choices are numbered from `first_choice`."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, options: TextOptions, first_choice: int = 0) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._options = options
+        self._first_choice = first_choice
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._prompt_scored: tuple[ScoredToken, ...] | None = None
+        self._choices = [
+            _Choice(
+                IncrementalDetokenizer(tokenizer, continues_text=True),
+                StopStrings(options.stops) if options.stops else None,
+            )
+            for _ in range(request.num_choices)
+        ]
+        self.num_open = request.num_choices
+        """Choices that have not finished."""
+        self.num_cached = 0
+        self.num_generated = 0
+
+    def push(self, event: TokenEvent) -> Delta | None:
+        """The text that `event` completes; None when there is nothing to tell."""
+        self._prompt_logprobs.extend(event.prompt_logprobs)
+        self.num_cached = max(self.num_cached, event.num_cached)
+        choice = self._choices[event.choice]
+        if choice.is_over or not (event.tokens or event.finish_reason):
+            return None
+        text, scored, matched, tokens = self._decode(choice, event)
+        if not choice.is_started:
+            choice.is_started = True
+            if self._options.echo is not None:
+                text = self._options.echo + text
+                scored = [*self._scored_prompt(), *scored]
+        self.num_generated += len(tokens)
+        finish: Finish | None = event.finish_reason.value if event.finish_reason else None
+        stop: str | int | None = None
+        if matched is not None:
+            finish, stop = "stop", matched
+        elif event.finish_reason is FinishReason.STOP and tokens:
+            stop = tokens[-1]
+        if finish is not None:
+            choice.is_over = True
+            self.num_open -= 1
+        cut = matched is not None and event.finish_reason is None
+        return Delta(self._first_choice + event.choice, text, tuple(scored), tokens, finish, stop, cut)
+
+    def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str, list[ScoredToken], str | None, tuple[int, ...]]:
+        """(text to send, its scored tokens, the stop string found, the tokens that count)."""
+        shown = event.tokens[:-1] if event.finish_reason is FinishReason.STOP else event.tokens
+        if choice.stops is None and not self._options.logprobs:
+            text = choice.detokenizer.push(shown)
+            if event.finish_reason is not None:
+                text += choice.detokenizer.finish()
+            return text, [], None, event.tokens
+
+        pieces = []
+        matched = None
+        tokens = event.tokens
+        for i, token in enumerate(shown):  # one by one: what a stop cuts off must not depend on how tokens come
+            piece = choice.detokenizer.push((token,))
+            self._hold(choice, token, event.logprobs[i] if self._options.logprobs else None, piece)
+            choice.num_tokens += 1
+            if choice.stops is not None and choice.num_tokens >= self._options.min_tokens:
+                piece, matched = choice.stops.push(piece)
+            pieces.append(piece)
+            if matched is not None:
+                tokens = event.tokens[: i + 1]
+                break
+        if event.finish_reason is not None and matched is None:
+            piece = choice.detokenizer.finish()
+            choice.num_decoded += len(piece)
+            if choice.stops is not None:
+                piece, matched = choice.stops.push(piece)
+                if matched is None:
+                    piece += choice.stops.finish()
+            pieces.append(piece)
+        text = "".join(pieces)
+        choice.num_emitted += len(text)
+        is_last = event.finish_reason is not None or matched is not None
+        return text, self._release(choice, everything=is_last and matched is None), matched, tokens
+
+    def _hold(self, choice: _Choice, token: int, logprob: TokenLogprob | None, piece: str) -> None:
+        start = choice.num_decoded
+        choice.num_decoded += len(piece)
+        if self._options.logprobs:
+            offset = start + len(self._options.echo or "")
+            choice.held.append((ScoredToken(token, offset, logprob), choice.num_decoded))
+
+    def _release(self, choice: _Choice, everything: bool) -> list[ScoredToken]:
+        """The held tokens whose text has begun to be sent; those behind a stop never are."""
+        released = []
+        base = len(self._options.echo or "")
+        while choice.held:
+            scored, end = choice.held[0]
+            start = scored.offset - base
+            # A token without text of its own (half a character) goes with what precedes it.
+            if not (everything or start < choice.num_emitted or start == end == choice.num_emitted):
+                break
+            released.append(scored)
+            choice.held.popleft()
+        return released
+
+    def _scored_prompt(self) -> Sequence[ScoredToken]:
+        """The prompt's tokens with their logprobs: complete before the first token of any choice."""
+        if not (self._options.logprobs and self._request.score_prompt):
+            return ()
+        if self._prompt_scored is None:
+            detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
+            scored = []
+            offset = 0
+            for i, token in enumerate(self._request.prompt):
+                scored.append(ScoredToken(token, offset, self._prompt_logprobs[i - 1] if i else None))
+                piece = detokenizer.push((token,))
+                offset += 0 if i == 0 and self._options.has_bos else len(piece)
+            self._prompt_scored = tuple(scored)
+        return self._prompt_scored

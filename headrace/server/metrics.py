@@ -1,0 +1,83 @@
+"""Prometheus metrics: a registry per server. What the engine counts is read from its last snapshot at scrape time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from headrace.server.engine_thread import EngineThread
+
+# Seconds. A token takes about 1 ms on a fast GPU and 1 s on a slow core, a first token minutes after a long prompt.
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class Metrics:
+    """What a server observes of its calls, and the collector for what its engine counts."""
+
+    def __init__(self, engine: EngineThread) -> None:
+        self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"headrace_{name}_seconds", text, buckets=buckets, registry=self._registry)
+
+        self.time_to_first_token = histogram(
+            "time_to_first_token", "From a call's arrival to its first token (TTFT).", _FIRST_BUCKETS
+        )
+        self.queue = histogram("queue", "From a request's arrival at the engine to its admission.", _FIRST_BUCKETS)
+        self.inter_token = histogram("inter_token", "Between tokens of one choice.", _TOKEN_BUCKETS)
+        self.duration = histogram("request_duration", "From a call's arrival to its end.", _DURATION_BUCKETS)
+        self.requests = Counter(
+            "headrace_requests",
+            "Choices ended, by reason: stop, length, abort (the client left), error.",
+            ["finish_reason"],
+            registry=self._registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self.requests.labels(finish_reason=reason)  # present from the start, as zero
+        self.refused = Counter(
+            "headrace_requests_refused", "Calls answered with an error, by status.", ["status"], registry=self._registry
+        )
+        self._registry.register(_EngineCollector(engine))
+
+    def text(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineThread) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield GaugeMetricFamily("headrace_requests_running", "Sequences that hold blocks.", stats.num_running)
+        yield GaugeMetricFamily("headrace_requests_waiting", "Sequences in the queue.", stats.num_waiting)
+        blocks = GaugeMetricFamily(
+            "headrace_kv_blocks",
+            "Cache blocks per group: total; used by sequences; cached, used by none and kept for prefix hits; free.",
+            labels=["group", "state"],
+        )
+        for group in stats.groups:
+            for state, count in (
+                ("total", group.num_blocks),
+                ("used", group.num_used),
+                ("cached", group.num_cached),
+                ("free", group.num_free),
+            ):
+                blocks.add_metric([group.name, state], count)
+        yield blocks
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
+            ("cached_prompt_tokens", "Prompt tokens found in the prefix tree (hits).", stats.cached_tokens),
+            ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
+            ("preemptions", "Sequences that gave their blocks back before their end.", stats.preemptions),
+            ("steps", "Steps of the engine.", stats.steps),
+        ):
+            yield CounterMetricFamily(f"headrace_{name}", text, value)

@@ -1,0 +1,276 @@
+"""What goes out: OpenAI's response shapes, and the writers that fill them from deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from headrace.server.generation import Delta, ScoredToken
+from headrace.text.tokenizer import Tokenizer
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + data + b"\n\n"
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChatMessage(Struct):
+    """A message, or in a chunk what is added to one."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    """`message` in a whole reply, `delta` in a chunk."""
+
+    index: int
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatMessage | UnsetType = UNSET
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class TextLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TextChoice(Struct):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Reply(Struct):
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+    created: int
+    """Unix time, seconds."""
+    model: str
+    choices: Sequence[ChatChoice | TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct):
+    id: str
+    created: int
+    max_model_len: int
+    """Tokens of prompt and reply together."""
+    object: str = "model"
+    owned_by: str = "headrace"
+
+
+@dataclass(slots=True)
+class Folded:
+    """The deltas of one choice, put together."""
+
+    text: str
+    scored: list[ScoredToken]
+    finish_reason: str | None
+
+
+def fold(deltas: Iterable[Delta]) -> dict[int, Folded]:
+    """Choice -> its whole reply: a non-streamed reply is this over the same deltas."""
+    parts: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        parts.setdefault(delta.choice, []).append(delta)
+    return {
+        choice: Folded("".join(d.text for d in ds), [s for d in ds for s in d.scored], ds[-1].finish_reason)
+        for choice, ds in sorted(parts.items())
+    }
+
+
+class Writer(Protocol):
+    """Turns the deltas of one call into bytes."""
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        """Server-sent events; empty when the deltas show nothing."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last event before the end, where the client asked for it."""
+        ...
+
+    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+        """The body of a reply that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every chunk of a call repeats."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+    """Chunks say `usage: null` and a last one has the numbers."""
+
+    def reply(
+        self, object: Literal["chat.completion.chunk", "text_completion"], choice: ChatChoice | TextChoice
+    ) -> bytes:
+        usage = None if self.include_usage else UNSET
+        return event(_encode(Reply(self.id, object, self.created, self.model, (choice,), usage)))
+
+
+class ChatWriter:
+    def __init__(self, header: Header, tokenizer: Tokenizer, logprobs: bool) -> None:
+        self._header = header
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._started: set[int] = set()
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        chunks = []
+        for delta in deltas:
+            if delta.choice not in self._started:
+                self._started.add(delta.choice)
+                chunks.append(self._chunk(delta.choice, ChatMessage(role="assistant", content="")))
+            if delta.text or delta.scored:
+                content = ChatMessage(content=delta.text)
+                chunks.append(self._chunk(delta.choice, content, self._format(delta.scored)))
+            if delta.finish_reason is not None:
+                chunks.append(self._chunk(delta.choice, ChatMessage(), finish_reason=delta.finish_reason))
+        return b"".join(chunks)
+
+    def usage(self, usage: Usage) -> bytes:
+        head = self._header
+        return event(_encode(Reply(head.id, "chat.completion.chunk", head.created, head.model, (), usage)))
+
+    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+        choices = [
+            ChatChoice(
+                index,
+                message=ChatMessage(role="assistant", content=folded.text),
+                logprobs=self._format(folded.scored),
+                finish_reason=folded.finish_reason,
+            )
+            for index, folded in fold(deltas).items()
+        ]
+        head = self._header
+        return _encode(Reply(head.id, "chat.completion", head.created, head.model, choices, usage))
+
+    def _chunk(
+        self, choice: int, delta: ChatMessage, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
+    ) -> bytes:
+        return self._header.reply(
+            "chat.completion.chunk",
+            ChatChoice(choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason),
+        )
+
+    def _format(self, scored: Sequence[ScoredToken]) -> ChatLogprobs | None:
+        if not self._logprobs:
+            return None
+        content = []
+        for s in scored:
+            assert s.logprob is not None, "only a prompt's first token has none, and chats do not echo"
+            raw = self._tokenizer.token_bytes(s.token)
+            top = []
+            for token, logprob in s.logprob.top:
+                data = self._tokenizer.token_bytes(token)
+                top.append(TopLogprob(_text(data), _finite(logprob), list(data)))
+            content.append(ContentLogprob(_text(raw), _finite(s.logprob.logprob), list(raw), top))
+        return ChatLogprobs(content)
+
+
+class CompletionWriter:
+    def __init__(self, header: Header, tokenizer: Tokenizer, num_logprobs: int | None) -> None:
+        self._header = header
+        self._tokenizer = tokenizer
+        self._num_logprobs = num_logprobs
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join(
+            self._header.reply(
+                "text_completion",
+                TextChoice(delta.choice, delta.text, self._format(delta.scored), delta.finish_reason),
+            )
+            for delta in deltas
+            if delta.text or delta.scored or delta.finish_reason is not None
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        head = self._header
+        return event(_encode(Reply(head.id, "text_completion", head.created, head.model, (), usage)))
+
+    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+        choices = [
+            TextChoice(index, folded.text, self._format(folded.scored), folded.finish_reason)
+            for index, folded in fold(deltas).items()
+        ]
+        head = self._header
+        return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, usage))
+
+    def _format(self, scored: Sequence[ScoredToken]) -> TextLogprobs | None:
+        if self._num_logprobs is None:
+            return None
+        top: list[dict[str, float] | None] | None = None
+        if self._num_logprobs > 0:
+            top = [
+                {self._name(token): _finite(value) for token, value in s.logprob.top} if s.logprob else None
+                for s in scored
+            ]
+        return TextLogprobs(
+            tokens=[self._name(s.token) for s in scored],
+            token_logprobs=[_finite(s.logprob.logprob) if s.logprob else None for s in scored],
+            top_logprobs=top,
+            text_offset=[s.offset for s in scored],
+        )
+
+    def _name(self, token: int) -> str:
+        """The token's text; part of a character is written as bytes, so that two tokens never share a name."""
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinities; -9999 is what OpenAI sends for a token that cannot come."""
+    return max(logprob, -9999.0)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

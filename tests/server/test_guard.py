@@ -1,0 +1,62 @@
+"""API keys: deny by default."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.server.conftest import RunningServer
+
+KEYS = ("first-key", "second-key")
+
+
+def routes(server: RunningServer) -> list[tuple[str, str]]:
+    found = [(m, r.path) for r in server.app.routes for m in r.methods]
+    assert len(found) >= 10
+    return found
+
+
+def test_every_route_but_health_wants_a_key(start):
+    server = start(api_keys=KEYS)
+    for method, path in [
+        *routes(server),
+        ("GET", "/nothing"),
+        ("POST", "/health/"),
+        ("GET", "/docs"),
+        ("OPTIONS", "/v1/models"),
+    ]:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "first-key"},
+            {"authorization": "Bearer"},
+        ):
+            response = server.request(method, path, headers=headers)
+            if path == "/health":
+                assert response.status_code == 200
+                continue
+            assert response.status_code == 401, (method, path, headers)
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_either_key_opens_the_door(start):
+    server = start(api_keys=KEYS)
+    for key in KEYS:
+        assert [m.id for m in server.client(api_key=key).models.list()] == ["fake-model"]
+    with pytest.raises(openai.AuthenticationError):
+        server.client(api_key="third-key").models.list()
+
+
+def test_keys_are_tenants_and_share_no_prefixes(start):
+    server = start(api_keys=KEYS)
+    for key in (*KEYS, KEYS[0]):
+        server.client(api_key=key).completions.create(model="fake-model", prompt="x")
+    first, second, again = server.engine.requests
+    assert first.cache_salt == first.tenant == again.cache_salt
+    assert first.cache_salt not in ("", second.cache_salt)
+    assert "first-key" not in first.tenant
+
+
+def test_without_keys_everything_is_open(shared: RunningServer):
+    assert shared.get("/v1/models").status_code == 200

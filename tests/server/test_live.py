@@ -1,0 +1,127 @@
+"""The whole line: `headrace serve` with SmolLM2 on the reference backend, and the official client."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import eventually
+from tests.server.processes import get, metric, served
+
+MODEL = "smollm2-135m-instruct"
+FRANCE = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+
+Server = tuple[subprocess.Popen, str]
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path) -> Iterator[Server]:
+    with served("-m", "headrace.cli", "serve", MODEL, "--port", "0", "--kv-memory", "400MiB") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server[1], api_key="none", max_retries=0, timeout=120)
+
+
+def test_the_model_is_listed(client: openai.OpenAI):
+    assert [(m.id, m.max_model_len) for m in client.models.list()] == [(MODEL, 8192)]
+
+
+def test_a_streamed_chat_reply(client: openai.OpenAI):
+    stream = client.chat.completions.create(
+        model=MODEL, messages=FRANCE, temperature=0, max_tokens=30, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert "Paris" in text
+    assert "<|im_end|>" not in text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    whole = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=30)
+    assert whole.choices[0].message.content == text
+    assert whole.usage.completion_tokens == last.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens >= 32, "the second time most of the prompt is known"
+
+
+def test_scores_agree_with_generation(client: openai.OpenAI):
+    """The logprobs of sampled tokens are those the same text gets as a prompt."""
+    reply = client.completions.create(
+        model=MODEL, prompt="Once upon a time", temperature=0, max_tokens=6, logprobs=0
+    ).choices[0]
+    tokens = httpx.post(
+        str(client.base_url).replace("/v1/", "/tokenize"), json={"prompt": "Once upon a time" + reply.text}
+    ).json()["tokens"]
+    scored = client.completions.create(model=MODEL, prompt=tokens, echo=True, logprobs=0, max_tokens=0).choices[0]
+    assert scored.text == "Once upon a time" + reply.text
+    assert scored.logprobs.token_logprobs[-6:] == pytest.approx(reply.logprobs.token_logprobs, abs=1e-3)
+
+
+def test_a_prompt_of_one_token_too_many(client: openai.OpenAI):
+    for max_tokens in (None, 5):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model=MODEL, prompt=[1] * 8193, max_tokens=max_tokens)
+        assert caught.value.code == "context_length_exceeded"
+        assert "8192" in caught.value.message
+        assert "8193" in caught.value.message
+
+
+def test_a_streaming_client_that_is_killed_frees_everything(server: Server, client: openai.OpenAI):
+    _, url = server
+    body = json.dumps({"model": MODEL, "messages": FRANCE, "stream": True, "ignore_eos": True})
+    curl = subprocess.Popen(
+        ["curl", "-sN", f"{url}/chat/completions", "-H", "content-type: application/json", "-d", body],
+        stdout=subprocess.PIPE,
+    )
+    assert curl.stdout is not None
+    for _ in range(6):  # a few events
+        curl.stdout.readline()
+    assert metric(url, "headrace_requests_running") == 1
+    curl.kill()
+    curl.wait()
+    curl.stdout.close()
+    start_s = time.monotonic()
+    eventually(lambda: metric(url, "headrace_requests_running") == 0)
+    assert time.monotonic() - start_s < 1.0, "a step of this model takes about 0.1 s"
+    text = get(url, "/metrics").text
+    assert 'state="used"} 0.0' in text
+    assert 'headrace_requests_total{finish_reason="abort"} 1.0' in text
+
+
+def test_health_answers_during_a_long_prompt(server: Server, client: openai.OpenAI):
+    _, url = server
+    stream = client.completions.create(model=MODEL, prompt=[5, 6, 7] * 300, max_tokens=1, stream=True)
+    slowest = 0.0
+    with httpx.Client() as http:
+        for _ in range(20):
+            start_s = time.monotonic()
+            assert http.get(url.replace("/v1", "/health")).status_code == 200
+            slowest = max(slowest, time.monotonic() - start_s)
+            time.sleep(0.02)
+    list(stream)
+    assert slowest < 0.25
+
+
+def test_sigterm_in_the_middle_of_a_stream(server: Server, client: openai.OpenAI):
+    """Last: it ends the server."""
+    process, url = server
+    stream = client.chat.completions.create(
+        model=MODEL, messages=FRANCE, temperature=0, max_tokens=12, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = [next(iter(stream))]
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: get(url, "/ready").status_code == 503)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model=MODEL, messages=FRANCE)
+    assert caught.value.status_code == 503
+    chunks += list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert process.wait(20) == 0
