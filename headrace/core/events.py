@@ -20,8 +20,8 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Of prompt tokens 1, 2, ... in order; comes in pieces, before the first token."""
     finish_reason: FinishReason | None = None
-    queued_s: float = 0.0
-    """From arrival to admission."""
     num_cached: int = 0
     """Prompt tokens found in the prefix tree at admission."""
     time_s: float = 0.0
+    queued_s: float = 0.0
+    """From the request's arrival to its admission."""

@@ -39,12 +39,11 @@ class Finished:
 class LocalExecutor:
     """Computes each plan in `launch`, on the caller's thread.
 
-    With depth 2 the plans are those of an overlapped run (tokens in flight are looked up here), though nothing overlaps.
+    With depth 2 the plans are those of an overlapped run (tokens in flight are looked up here); nothing overlaps.
     """
 
     def __init__(self, model: Model, store: KVStore, vocab_size: int) -> None:
-        """`vocab_size`: tokens the tokenizer knows. Many checkpoints pad their vocabulary; ids from there on are read by
-        nobody and never sampled."""
+        """`vocab_size`: tokens the tokenizer knows. Many checkpoints pad their vocabulary; those ids are never read."""
         self._model = model
         self._vocab_size = vocab_size
         self._store = store

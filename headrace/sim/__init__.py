@@ -1,1 +1,1 @@
-"""The virtual clock that drives the same scheduler. Nothing yet; the plan is in the docs."""
+"""The virtual clock that drives the same scheduler. Nothing yet; see the docs."""

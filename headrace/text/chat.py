@@ -113,7 +113,13 @@ class _Marker:
 
     def _inside(self, text: str) -> str:
         """Break whole tokens, after their first character; overlapping ones too, in any case (filters change it)."""
-        cuts = [0, *(start + 1 for start in self._edges.whole.starts(_fold(text))), len(text)]
+        folded = _fold(text)
+        cuts = [0, *(start + 1 for start in self._edges.whole.starts(folded)), len(text)]
+        for at in cuts[1:-1]:
+            if folded[at - 1] in self._edges.whole.ids:
+                raise TemplateError(
+                    f"{text[at - 1]!r} is a control token of this model and cannot be written in a message"
+                )
         return self.sign.join(text[a:b] for a, b in pairwise(cuts)) if len(cuts) > 2 else text
 
     def _text(self, text: str) -> str:

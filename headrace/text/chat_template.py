@@ -24,7 +24,7 @@ class ChatTemplate:
 
     A template comes from a model file or an operator's flag, never from a request. It is still held to a time and to
     an amount of text (see template_guard.py). Safe to use from several threads. Rendering is Python at work and
-    holds the GIL: some 50 us for a short chat, and 1-2 s at worst; not for an event loop.
+    holds the GIL: some 60 us for a short chat, `time_limit_s` at worst; not for an event loop.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ class IncrementalDetokenizer:
 
     For any ids and any way of cutting them into pushes, the pieces and `finish()` joined are
     `tokenizer.decode(all ids)` (with the same `skip_special_tokens`). Bytes that are not UTF-8 become U+FFFD as soon as
-    no continuation can save them; an incomplete character waits for its rest, at most three bytes. Cost: about a
+    no continuation can save them; an incomplete character waits for its rest, at most three bytes. Cost: about half a
     microsecond per token, whatever came before.
     """
 

@@ -16,8 +16,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 END_TEXTS = frozenset(
     "</s> <eos> <|endoftext|> <|end_of_text|> <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|eot|> "  # noqa: SIM905
-    "<end_of_turn> "
-    "<turn|> <EOT> _<EOT> <|return|> <|call|> <|END_OF_TURN_TOKEN|> <end_of_utterance> <｜end▁of▁sentence｜>".split()
+    "<end_of_turn> <turn|> <EOT> _<EOT> <|return|> <|call|> <|END_OF_TURN_TOKEN|> <end_of_utterance> "
+    "<｜end▁of▁sentence｜>".split()
 )
 """Texts that end a turn when they are control tokens: chat models name several, files often only one of them."""
 
@@ -87,7 +87,7 @@ class Tokenizer:
         """From the `tokenizer.*` keys of a GGUF file, lists as plain Python lists.
 
         `eos_ids`: further ends of generation, such as those of a generation_config.json.
-        Raises ValueError for a tokenizer model or a pre-tokenizer that is not known, KeyError never.
+        Raises ValueError for a tokenizer model or a pre-tokenizer that is not known, and for a file without vocabulary.
         """
         return _from_gguf(metadata, eos_ids)
 
@@ -133,7 +133,7 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a prompt (bos, for some eos too). `parse_special` turns
         the texts of control tokens into those tokens: for prompts an operator or a template wrote, not for user text.
 
-        Linear, but not for an event loop: about 0.1-1 ms per 1,000 characters. Byte-level and tokenizer.json
+        Nearly linear, but not for an event loop: 0.1-2 ms per 1,000 characters. Byte-level and tokenizer.json
         vocabularies release the GIL meanwhile; SentencePiece from GGUF holds it, giving way at the interpreter's
         switch interval. Raises UnicodeEncodeError (a ValueError) for lone surrogates.
         """

@@ -81,9 +81,7 @@ def add(reply: Reply, event: TokenEvent) -> None:
 
 
 def greedy(id: str, prompt: list[int], max_tokens: int, **fields: Any) -> Request:
-    return Request(
-        id, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0, num_logprobs=1), **fields
-    )
+    return Request(id, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0, num_logprobs=1), **fields)
 
 
 def assert_greedy(reply: Reply, steps: list[list[float]], tolerance: float) -> None:

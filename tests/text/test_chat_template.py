@@ -360,6 +360,20 @@ def test_roles_may_name_a_control_token_only_if_they_are_roles():
     assert prompt.ids == [1, *map(ord, "<|stop|>")]
 
 
+def test_a_control_token_of_one_character_is_refused():
+    """It cannot be broken, so content that holds it is an error rather than a way in."""
+    tokenizer = Tokenizer(
+        encode_ordinary=lambda text, at_start: [ord(char) for char in text],
+        ids={"¤": 1},
+        pieces=[b""] * 200,
+        control=TokenMatcher({"¤": 1}),
+    )
+    template = ChatTemplate("¤{{ messages[0].content }}")
+    assert encode_chat(tokenizer, template, [{"role": "user", "content": "a"}]).ids == [1, ord("a")]
+    with pytest.raises(TemplateError, match="'¤' is a control token"):
+        encode_chat(tokenizer, template, [{"role": "user", "content": "a¤"}])
+
+
 def test_an_ordinary_message_is_not_touched():
     """Templates look into content; only what could become control is ever changed for them, and roles never."""
     source = "{% for m in messages %}{{ m.role == 'user' and m.content.split('</think>')[-1] == ' x > y' }}{% endfor %}"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from headrace.backends.inputs import BatchInputs
 from headrace.backends.kv_store import KVStore
@@ -29,7 +30,7 @@ class Dequantizable(Protocol):
 
 
 class ReferenceModel:
-    """A program with float32 weights.
+    """A program with float32 weights. It limits BLAS to one thread, for the whole process.
 
     Matrix products are BLAS calls, whose sums depend on the number of rows: the reference is right to
     rounding, not to the bit. Raises `KeyError` for a weight that is missing and `ValueError` for one of
@@ -42,6 +43,9 @@ class ReferenceModel:
                 raise ValueError(
                     f"weight {name} has shape {list(weights[name].shape)}; the program wants {list(spec.shape)}."
                 )
+        # BLAS threads wait for each other spinning: with one of two cores busy (a test run, another server), a
+        # product on two threads was seen to take 5 to 20 times as long as on one.
+        threadpool_limits(limits=1, user_api="blas")
         self.program = program
         self.weights = weights
         (selected,) = program.head[0].inputs
@@ -56,14 +60,16 @@ class ReferenceModel:
         weights: Mapping[str, Dequantizable],
         progress: Callable[[int, int, str], None] = lambda num_done, num_total, what: None,
     ) -> ReferenceModel:
-        """Dequantize all weights, several at a time. `progress(num_done, num_total, what)` counts weights."""
+        """Dequantize all weights, several at a time. `progress` counts bytes of float32."""
         names = list(program.weights)
         arrays: dict[str, Floats] = {}
+        num_bytes, total_bytes = 0, sum(program.weight_bytes().values())
         with ThreadPoolExecutor(NUM_LOADING_THREADS) as pool:
             loaded = pool.map(lambda name: np.ascontiguousarray(weights[name].dequantize(), np.float32), names)
             for name, array in zip(names, loaded, strict=True):
                 arrays[name] = array
-                progress(len(arrays), len(names), "loading weights")
+                num_bytes += array.nbytes
+                progress(num_bytes, total_bytes, "loading weights")
         return cls(program, arrays)
 
     def run(self, inputs: BatchInputs, store: KVStore) -> Iterator[tuple[slice, Floats]]:

@@ -10,7 +10,7 @@ from headrace.engine.state import EngineState
 class PrefixGate:
     """Skips a sequence whose next block a running sequence is about to compute: in a step or a few it is a hit.
 
-    No deadlock: the announcing sequence runs, and whatever ends its run (preemption, abort) takes the announcement back.
+    No deadlock: the announcing sequence runs, and whatever ends its run (preemption, abort) takes it back.
     """
 
     def ask(self, sequence: Sequence, state: EngineState, now: float) -> Verdict:

@@ -13,5 +13,5 @@ from headrace.core.sequence import Sequence
 
 class Policy(Protocol):
     def key(self, sequence: Sequence, now: float) -> tuple:
-        """Smaller goes first. Asked when a sequence enters a queue; it must end in the sequence's id (a total order)."""
+        """Smaller goes first. Asked when a sequence enters a queue; ends in the sequence's id (a total order)."""
         ...
