@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PORT   ?= 8000
 ARGS   ?=
 
-.PHONY: serve test test-long lint format clean
+.PHONY: serve test test-long lint format clean bench-peers
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --port $(PORT) $(ARGS)
@@ -15,6 +15,10 @@ test: $(VENV)/.installed-dev
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m long --durations=20
+
+# ARGS="--quick", "--only llama.cpp,ik_llama.cpp", "--no-http" and so on; --help tells all.
+bench-peers: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -33,10 +37,12 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Headrace needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+NATIVE := $(wildcard native/*.h native/*.cpp native/*.inl native/CMakeLists.txt)
+
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(VENV)/.installed $@

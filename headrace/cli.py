@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.bench.command import bench
+from headrace.evaluation.command import app as evaluation
 from headrace.models.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ app = typer.Typer(
 
 MODEL_HELP = "Catalogue name, .gguf file, model folder, or hub id (org/name, org/name:QUANT)."
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
+ModelArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=DEFAULT_MODEL)]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="The same, as every command takes it.")]
 Context = Annotated[
     int | None, typer.Option("--context-length", min=1, help="Tokens of prompt and reply. Default: the model's.")
 ]
@@ -41,6 +46,20 @@ Template = Annotated[
         "--chat-template", exists=True, dir_okay=False, help="A Jinja file in place of the model's own template."
     ),
 ]
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="native|reference",
+        help="native: C++ on the CPU. reference: NumPy in float32, slow; what the native one is tested against.",
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Of the native backend. Default: the cores this process may use.")
+]
+Isa = Annotated[
+    str, typer.Option(help="Instruction set of the native backend. Default: the best; see inspect --system.")
+]
+KvFormat = Annotated[str, typer.Option(metavar="f16|f32", help="Keys and values in the cache.")]
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a reply. Default: until the context is full.")
 ]
@@ -50,15 +69,28 @@ Seed = Annotated[int | None, typer.Option(help="The same seed gives the same rep
 System = Annotated[str | None, typer.Option("--system", help="A system message to begin with.")]
 
 
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from headrace.server.system import version  # noqa: PLC0415
+
+        print(f"headrace {version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
     """Serve, talk to, and look into large language models."""
 
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
+    model: ModelArgument = None,
     *,
+    model_option: ModelOption = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in; think of --api-key then.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     served_model_name: Annotated[
@@ -71,6 +103,10 @@ def serve(
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 256,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps kept launched; 2 plans one while another runs.")] = 1,
+    backend: Backend = "native",
+    threads: Threads = None,
+    isa: Isa = "",
+    kv_format: KvFormat = "f16",
     chat_template: Template = None,
     api_key: Annotated[
         list[str] | None,
@@ -87,13 +123,13 @@ def serve(
     """Serve a model over OpenAI's HTTP API until Ctrl-C or SIGTERM."""
     with friendly_errors():
         from headrace.server.build import ServeConfig  # noqa: PLC0415
-        from headrace.server.limits import Limits  # noqa: PLC0415
+        from headrace.server.limits import CallLimits  # noqa: PLC0415
         from headrace.server.serve import ServerOptions  # noqa: PLC0415
         from headrace.server.serve import serve as run  # noqa: PLC0415
 
         names = served_model_name or []
         config = ServeConfig(
-            model=model,
+            model=one_model(model, model_option),
             context_length=context_length,
             block_size=block_size,
             kv_memory_bytes=parse_bytes(kv_memory),
@@ -101,16 +137,18 @@ def serve(
             max_step_tokens=max_step_tokens,
             max_queue=max_queue,
             depth=depth,
+            backend=backend,
+            threads=threads,
+            isa=isa,
+            kv_format=kv_format,
             chat_template=chat_template,
             served_model_name=names[0] if names else None,
         )
-        limits = Limits(
+        limits = CallLimits(
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
             max_body_bytes=parse_bytes(max_body) or 0,
-            max_running=max_running,
-            max_queue=max_queue,
         )
         options = ServerOptions(
             host=host,
@@ -127,8 +165,9 @@ def serve(
 
 @app.command()
 def chat(
+    model: ModelArgument = None,
     *,
-    model: Model = DEFAULT_MODEL,
+    model_option: ModelOption = None,
     system: System = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 0.7,
@@ -137,15 +176,33 @@ def chat(
     context_length: Context = None,
     kv_memory: KvMemory = None,
     chat_template: Template = None,
+    backend: Backend = "native",
+    threads: Threads = None,
+    isa: Isa = "",
+    kv_format: KvFormat = "f16",
 ) -> None:
     """Talk to a model in the terminal; from a pipe, each line is a message.
 
     /clear forgets the conversation, Ctrl-C stops a reply, Ctrl-D ends.
     """
     from headrace.core.errors import RequestError  # noqa: PLC0415
+    from headrace.core.randomness import draw_seed  # noqa: PLC0415
 
-    with friendly_errors(), open_llm(model, context_length, kv_memory, chat_template) as llm:
-        opening = [{"role": "system", "content": system}] if system else []
+    with friendly_errors(), contextlib.ExitStack() as stack:
+        params = sampling(max_tokens, temperature, top_p, seed)  # what is wrong is said before a model is loaded
+        opening = [{"role": "system", "content": checked_text(system, "--system")}] if system else []
+        llm = stack.enter_context(
+            open_llm(
+                one_model(model, model_option),
+                context_length=context_length,
+                kv_memory_bytes=parse_bytes(kv_memory),
+                chat_template=chat_template,
+                backend=backend,
+                threads=threads,
+                isa=isa,
+                kv_format=kv_format,
+            )
+        )
         messages = list(opening)
         for line in user_lines():
             if line == "/clear":
@@ -153,8 +210,10 @@ def chat(
                 continue
             messages.append({"role": "user", "content": line})
             reply = ""
+            if seed is None:
+                params = replace(params, seed=draw_seed())
             try:
-                for piece in llm.stream(messages, sampling(max_tokens, temperature, top_p, seed)):
+                for piece in llm.stream(messages, params):
                     reply += piece
                     print(piece, end="", flush=True)
             except KeyboardInterrupt:
@@ -179,29 +238,49 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     context_length: Context = None,
     kv_memory: KvMemory = None,
+    backend: Backend = "native",
+    threads: Threads = None,
+    isa: Isa = "",
+    kv_format: KvFormat = "f16",
 ) -> None:
     """Continue a text, without a chat template."""
-    with friendly_errors(), open_llm(model, context_length, kv_memory, None) as llm:
-        text = sys.stdin.read() if prompt == "-" else prompt
-        for piece in llm.stream(text, sampling(max_tokens, temperature, top_p, seed), stop=stop or ()):
+    with friendly_errors(), contextlib.ExitStack() as stack:
+        from headrace.llm import check_stops  # noqa: PLC0415
+
+        params = sampling(max_tokens, temperature, top_p, seed)  # what is wrong is said before a model is loaded
+        stops = check_stops(stop or ())
+        text = checked_text(sys.stdin.read() if prompt == "-" else prompt, "the prompt")
+        llm = stack.enter_context(
+            open_llm(
+                model,
+                context_length=context_length,
+                kv_memory_bytes=parse_bytes(kv_memory),
+                backend=backend,
+                threads=threads,
+                isa=isa,
+                kv_format=kv_format,
+            )
+        )
+        for piece in llm.stream(text, params, stop=stops):
             print(piece, end="", flush=True)
         print(flush=True)
 
 
 @app.command()
-def pull(model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL) -> None:
+def pull(model: ModelArgument = None, model_option: ModelOption = None) -> None:
     """Fetch a model, so that it is there without a network, and print its path."""
     with friendly_errors():
         from headrace.models.fetch import resolve  # noqa: PLC0415
 
         with progress_bars() as progress:
-            path = resolve(model, progress)
+            path = resolve(one_model(model, model_option), progress)
         print(path)
 
 
 @app.command()
 def inspect(
-    model: Annotated[str | None, typer.Argument(help=MODEL_HELP)] = None,
+    model: ModelArgument = None,
+    model_option: ModelOption = None,
     system: Annotated[bool, typer.Option("--system", help="Show this machine instead.")] = False,
 ) -> None:
     """What a model is made of and what of it fits here; or what this machine offers."""
@@ -213,8 +292,12 @@ def inspect(
         from headrace.server.inspection import report_model  # noqa: PLC0415
 
         with progress_bars() as progress:
-            path = resolve(model or DEFAULT_MODEL, progress)
+            path = resolve(one_model(model, model_option), progress)
         print_model(report_model(path))
+
+
+app.command()(bench)
+app.add_typer(evaluation)
 
 
 # What the commands share.
@@ -224,13 +307,10 @@ def inspect(
 def friendly_errors() -> Iterator[None]:
     """Errors that were raised on purpose end in one line and exit code 1; bugs keep their traceback."""
     from headrace.core.errors import HeadraceError  # noqa: PLC0415
-    from headrace.models.errors import FetchError  # noqa: PLC0415
-    from headrace.models.loaders.stored import CheckpointError  # noqa: PLC0415
-    from headrace.text.template_guard import TemplateError  # noqa: PLC0415
 
     try:
         yield
-    except (HeadraceError, FetchError, CheckpointError, TemplateError) as error:
+    except HeadraceError as error:
         print(f"headrace: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -257,30 +337,42 @@ def progress_bars() -> Iterator[Progress]:
 
 
 @contextlib.contextmanager
-def open_llm(
-    model: str, context_length: int | None, kv_memory: str | None, chat_template: Path | None
-) -> Iterator[LLM]:
+def open_llm(model: str, **options: Any) -> Iterator[LLM]:
     from headrace.llm import LLM  # noqa: PLC0415
 
     with progress_bars() as progress:
-        llm = LLM(
-            model,
-            progress=progress,
-            context_length=context_length,
-            kv_memory_bytes=parse_bytes(kv_memory),
-            chat_template=chat_template,
-        )
+        llm = LLM(model, progress=progress, **options)
     with llm:
         yield llm
 
 
 def sampling(max_tokens: int | None, temperature: float, top_p: float, seed: int | None) -> SamplingParams:
+    from headrace.core.randomness import draw_seed  # noqa: PLC0415
     from headrace.core.sampling import SamplingParams  # noqa: PLC0415
-    from headrace.server.admission import draw_seed  # noqa: PLC0415
 
     return SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=draw_seed() if seed is None else seed
     )
+
+
+def one_model(argument: str | None, option: str | None) -> str:
+    """The model, given as an argument or as --model. Raises `ConfigurationError` for two different ones."""
+    from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+
+    if argument is not None and option is not None and argument != option:
+        raise ConfigurationError(f"two models are given, {argument!r} and {option!r}; give one.")
+    return argument or option or DEFAULT_MODEL
+
+
+def checked_text(text: str, what: str) -> str:
+    """Raises `ConfigurationError` for bytes that are no UTF-8, which Python hands on as lone surrogates."""
+    from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{what} is not UTF-8 (at character {error.start}).") from error
+    return text
 
 
 def user_lines() -> Iterator[str]:
@@ -326,22 +418,28 @@ def show_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Not a table of rich's, which would break a long path in two."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:<{width}}   {value}")
+
+
 def print_model(report: ModelReport) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    console = Console(highlight=False)
-    facts = Table.grid(padding=(0, 3))
-    facts.add_column()
-    facts.add_column(overflow="fold")
-    facts.add_row("path", str(report.path))
-    facts.add_row("architecture", report.architecture)
-    facts.add_row("parameters", f"{report.num_parameters:,}")
-    facts.add_row("weights as stored", show_bytes(report.num_bytes))
-    facts.add_row("context", f"{report.context_length:,} tokens")
-    facts.add_row("vocabulary", f"{report.vocab_size:,} tokens")
-    console.print(facts)
-
+    print_facts(
+        {
+            "path": str(report.path),
+            "architecture": report.architecture,
+            "parameters": f"{report.num_parameters:,}",
+            "weights as stored": show_bytes(report.num_bytes),
+            "context": f"{report.context_length:,} tokens",
+            "vocabulary": f"{report.vocab_size:,} tokens",
+        }
+    )
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
     formats = Table("format", "tensors", "bytes", "share", title="Formats", title_justify="left")
     for share in report.formats:
         formats.add_row(
@@ -365,42 +463,49 @@ def print_model(report: ModelReport) -> None:
             show_bytes(group.bytes_at(report.context_length)),
         )
     console.print(groups)
-    loaded = f"the weights in float32 ({show_bytes(report.loaded_bytes)})"
-    if report.bytes_left < 0:
-        console.print(f"Does not fit: {show_bytes(report.memory_bytes)} are available here, less than {loaded}.")
-        return
-    tokens = f", {report.num_tokens:,} tokens in all" if report.num_tokens else ""
-    console.print(
-        f"Available here: {show_bytes(report.memory_bytes)}. Beside {loaded} that leaves "
-        f"{show_bytes(report.bytes_left)} of cache: {report.num_full_sequences:,} sequences of the whole "
-        f"context{tokens}."
+    print(capacity(report))
+
+
+def capacity(report: ModelReport) -> str:
+    """What of it fits here."""
+    weights, here = show_bytes(report.num_bytes), show_bytes(report.memory_bytes)
+    cache = report.cache
+    if cache is None or not report.fits:
+        needed = "a cache for one sequence" if cache is None else f"{show_bytes(cache.num_bytes)} of cache"
+        return f"Does not fit: {here} are available here; needed are {weights} of weights and {needed}."
+    tokens = f"{cache.num_tokens:,} tokens in all, " if cache.num_tokens else ""
+    longest = ""
+    if cache.longest_tokens < report.context_length:
+        longest = f" No sequence may be longer than {cache.longest_tokens:,} tokens; --kv-memory gives more."
+    return (
+        f"Available here: {here}. Beside the weights (about {weights}) `headrace serve` takes "
+        f"{show_bytes(cache.num_bytes)} of it for the cache ({cache.kv_format} keys and values): {tokens}"
+        f"{cache.num_full_sequences:,} sequences of the whole context at once.{longest}"
     )
 
 
 def print_system() -> None:
     import platform  # noqa: PLC0415
 
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
+    from headrace.backends.native import _native  # noqa: PLC0415
     from headrace.server import system  # noqa: PLC0415
 
     cores, limited_by = system.usable_cores()
     total, available = system.memory_bytes()
-    facts = Table.grid(padding=(0, 3))
-    facts.add_column()
-    facts.add_column(overflow="fold")
-    facts.add_row("processor", f"{system.processor()} ({platform.machine()})")
-    facts.add_row("instruction sets", " ".join(system.instruction_sets()) or "unknown")
-    facts.add_row("usable cores", f"{cores} ({limited_by})")
-    facts.add_row("memory", f"{show_bytes(total)}, of which {show_bytes(available)} available")
-    facts.add_row("backend", "reference (NumPy, float32)")
-    facts.add_row("system", platform.platform())
-    facts.add_row("python", platform.python_version())
-    facts.add_row("headrace", system.version())
-    for name, version in system.package_versions().items():
-        facts.add_row(name, version)
-    Console(highlight=False).print(facts)
+    best, *others = _native.isas()
+    print_facts(
+        {
+            "processor": f"{system.processor()} ({platform.machine()})",
+            "instruction sets": " ".join(system.instruction_sets()) or "unknown",
+            "usable cores": f"{cores} ({limited_by})",
+            "memory": f"{show_bytes(total)}, of which {show_bytes(available)} available",
+            "native backend": f"{best}, {cores} threads" + (f" (--isa: also {', '.join(others)})" if others else ""),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "headrace": system.version(),
+            **system.package_versions(),
+        }
+    )
 
 
 if __name__ == "__main__":

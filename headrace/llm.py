@@ -7,23 +7,29 @@ with LLM() as llm:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, overload
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, overload
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, InternalError, InvalidRequest, RequestError
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.models.catalogue import DEFAULT_MODEL
 from headrace.models.progress import Progress
 from headrace.server.build import ServeConfig, build
+from headrace.server.engine_thread import EngineFailure
 from headrace.server.generation import Delta, ScoredToken, TextOptions, TextStage
 from headrace.text.chat import encode_chat
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
 
 Prompt = str | Sequence[int]
 """Text (its control tokens are parsed, the model's BOS is added) or token ids as they are."""
@@ -62,16 +68,20 @@ class LLM:
     """A loaded model. Several threads may call it: whoever waits for tokens runs the next step for all.
 
     `model` is a catalogue name, a path or a hub id; `options` are the fields of `ServeConfig`. Without a `seed` of
-    their own, `SamplingParams` have seed 0: the same call gives the same reply. `stop` ends a reply before any of the
-    strings; the model's end-of-sequence tokens end it too unless `ignore_eos`.
+    their own, `SamplingParams` have seed 0: the same call gives the same reply. `stop`, a string or several, ends a
+    reply before any of them; the model's end-of-sequence tokens end it too unless `ignore_eos`.
+
+    A bug that ends the engine fails every open call, and all further ones, with `EngineFailure`.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: Progress | None = None, **options: Any) -> None:
         self._deployment = build(ServeConfig(model=str(model), **options), progress)
-        self._lock = threading.Lock()  # guards the engine and the inboxes
+        self._lock = threading.Lock()  # guards the engine, the inboxes and the failure
         self._inboxes: dict[str, list[TokenEvent]] = {}
         self._ids = itertools.count()
         self._is_closed = False
+        self._failure: BaseException | None = None
+        """The bug that ended the engine."""
 
     @property
     def name(self) -> str:
@@ -94,7 +104,7 @@ class LLM:
         """Abort what is running. Further calls raise `HeadraceError`."""
         with self._lock:
             self._is_closed = True
-            for request_id in self._inboxes:
+            for request_id in self._inboxes if self._failure is None else ():
                 self._deployment.engine.abort(request_id)
             self._inboxes.clear()
 
@@ -103,7 +113,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> list[Completion]:
         """Continue each prompt, all in one batch. `params`: for all, or one per prompt.
@@ -115,7 +125,7 @@ class LLM:
 
     @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, stop: Sequence[str] = ...
+        self, messages: Messages, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ...
     ) -> Completion: ...
 
     @overload
@@ -124,7 +134,7 @@ class LLM:
         messages: Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = ...,
+        stop: str | Sequence[str] = ...,
     ) -> list[Completion]: ...
 
     def chat(
@@ -132,7 +142,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Completion | list[Completion]:
         """The reply to a conversation, or to each of several. Raises as `generate`, and `TemplateError`."""
         if messages and isinstance(messages[0], Mapping):
@@ -145,7 +155,7 @@ class LLM:
         prompt: Prompt | Messages,
         params: SamplingParams | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> Iterator[Piece]:
         """The reply piece by piece. Closing the iterator early aborts the rest."""
@@ -165,7 +175,7 @@ class LLM:
         self,
         prompts: list[tuple[int, ...]],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        stop: Sequence[str],
+        stop: str | Sequence[str],
         ignore_eos: bool,
     ) -> list[Completion]:
         if params is None or isinstance(params, SamplingParams):
@@ -192,20 +202,23 @@ class LLM:
         ]
 
     def _submit(
-        self, prompts: list[tuple[int, ...]], params: Sequence[SamplingParams], stop: Sequence[str], ignore_eos: bool
+        self,
+        prompts: list[tuple[int, ...]],
+        params: Sequence[SamplingParams],
+        stop: str | Sequence[str],
+        ignore_eos: bool,
     ) -> dict[str, TextStage]:
         tokenizer = self._deployment.tokenizer
+        stops = check_stops(stop)
         run: dict[str, TextStage] = {}
         try:
             for prompt, given in zip(prompts, params, strict=True):
-                ends = frozenset() if ignore_eos else frozenset(tokenizer.eos_ids)
+                ends = frozenset() if ignore_eos else self._deployment.eos_ids
                 sampling = replace(given, stop_token_ids=given.stop_token_ids | ends)
-                options = TextOptions(tuple(stop), sampling.min_tokens, sampling.num_logprobs is not None)
+                options = TextOptions(stops, sampling.min_tokens, sampling.num_logprobs is not None)
                 request = Request(f"llm-{next(self._ids)}", prompt, sampling)
-                with self._lock:
-                    if self._is_closed:
-                        raise HeadraceError("this LLM is closed; make a new one")
-                    self._deployment.engine.submit(request)
+                with self._engine() as engine:
+                    engine.submit(request)
                     self._inboxes[request.id] = []
                 run[request.id] = TextStage(request, tokenizer, options)
         except BaseException:
@@ -221,19 +234,16 @@ class LLM:
                 if delta is None:
                     continue
                 if delta.cut:
-                    with self._lock:
-                        self._deployment.engine.abort(event.request_id)
+                    with self._engine() as engine:
+                        engine.abort(event.request_id)
                 yield event.request_id, delta
 
     def _wait(self, run: Mapping[str, TextStage]) -> list[TokenEvent]:
-        with self._lock:
-            if self._is_closed:
-                raise HeadraceError("this LLM was closed while it worked")
+        with self._engine() as engine:
             if not any(self._inboxes[request_id] for request_id in run):  # another thread may have run our step
-                engine = self._deployment.engine
                 new = engine.step()
                 if not new and not engine.has_work:
-                    raise RuntimeError("the engine has nothing to do and a request is open: a bug of Headrace")
+                    raise InternalError("the engine has nothing to do and a request is open")
                 for event in new:
                     if event.request_id in self._inboxes:
                         self._inboxes[event.request_id].append(event)
@@ -243,10 +253,27 @@ class LLM:
             return events
 
     def _give_up(self, run: Mapping[str, TextStage]) -> None:
-        with self._lock:
+        with _interrupts_after(), self._lock:
             for request_id, stage in run.items():
-                if self._inboxes.pop(request_id, None) is not None and stage.num_open:
+                is_ours = self._inboxes.pop(request_id, None) is not None
+                if is_ours and stage.num_open and self._failure is None:
                     self._deployment.engine.abort(request_id)
+
+    @contextlib.contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """The engine, for this thread alone. Raises `HeadraceError` when it is gone; a bug in it ends it for all."""
+        with _interrupts_after(), self._lock:
+            if self._failure is not None:
+                raise EngineFailure(_FAILED.format(self._failure)) from self._failure
+            if self._is_closed:
+                raise HeadraceError("this LLM is closed; make a new one")
+            try:
+                yield self._deployment.engine
+            except RequestError:  # refused: the engine is as it was
+                raise
+            except BaseException as error:
+                self._failure = error
+                raise EngineFailure(_FAILED.format(error)) from error
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -263,3 +290,34 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
+
+
+_FAILED = "the engine failed on a bug ({0!r}) and all calls with it; make a new LLM"
+
+
+@contextlib.contextmanager
+def _interrupts_after() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: half a step would leave an engine that nobody can use."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[0])
+
+
+def check_stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """One stop string or several, as a tuple. Raises `InvalidRequest` for an empty one."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequest(
+                "invalid_value", f"stop has {text!r}; a string of at least one character is needed.", param="stop"
+            )
+    return stops

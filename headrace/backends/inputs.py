@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,21 +43,10 @@ class BatchInputs:
     def from_plan(cls, plan: StepPlan, previous_tokens: Sequence[int] | Ints = ()) -> BatchInputs:
         """Copies everything a step needs, so that the plan and its live tables may change afterwards.
 
-        `previous_tokens` are the tokens of the previous plan's readouts: id -1 - r becomes number r of them.
-        Raises `IndexError` when an id refers to a readout that is not there.
+        `previous_tokens`: see `with_previous`; not needed when no token is in flight.
         """
-        token_ids = _array(plan.token_ids)
-        pending = np.flatnonzero(token_ids < 0)
-        if len(pending):
-            readouts = -1 - token_ids[pending]
-            if readouts.max() >= len(previous_tokens):
-                raise IndexError(
-                    f"the plan refers to readout {readouts.max()} of the previous plan, which had "
-                    f"{len(previous_tokens)}; pass the tokens of the plan launched before."
-                )
-            token_ids[pending] = np.asarray(previous_tokens, np.int32)[readouts]
-        return cls(
-            token_ids=token_ids,
+        inputs = cls(
+            token_ids=_array(plan.token_ids),
             positions=_array(plan.positions),
             parents=_array(plan.parents),
             spans=tuple(
@@ -65,6 +54,25 @@ class BatchInputs:
             ),
             readout_rows=_array(plan.readout_rows),
         )
+        return inputs.with_previous(previous_tokens) if len(previous_tokens) else inputs
+
+    def with_previous(self, previous_tokens: Sequence[int] | Ints) -> BatchInputs:
+        """Fill in the tokens in flight: id -1 - r is the token of the previous plan's readout r.
+
+        Raises `IndexError` when an id refers to a readout that is not there.
+        """
+        pending = np.flatnonzero(self.token_ids < 0)
+        if not len(pending):
+            return self
+        readouts = -1 - self.token_ids[pending]
+        if readouts.max() >= len(previous_tokens):
+            raise IndexError(
+                f"the plan refers to readout {readouts.max()} of the previous plan, which had "
+                f"{len(previous_tokens)}; pass the tokens of the plan launched before."
+            )
+        token_ids = self.token_ids.copy()
+        token_ids[pending] = np.asarray(previous_tokens, np.int32)[readouts]
+        return replace(self, token_ids=token_ids)
 
 
 def _array(values: array[int]) -> Ints:

@@ -11,6 +11,10 @@ class ConfigurationError(HeadraceError):
     """The parts do not fit together (pool too small, unknown option): nothing was started."""
 
 
+class InternalError(HeadraceError):
+    """A bug of Headrace: an invariant does not hold and going on would do harm. The message is for a bug report."""
+
+
 class RequestError(HeadraceError):
     """A request that was refused; the engine's state is unchanged.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.core.result import TokenLogprob
 from headrace.core.sequence import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):  # made for every token: half the price of a frozen dataclass
     """New tokens of one choice. The last event of a choice has a `finish_reason`, and may bring no token."""
 
     request_id: str

@@ -35,6 +35,11 @@ class Span:
     """Per cache group, the block ids of the sequence: entry i holds tokens [i * block_size, (i + 1) * block_size).
     A STATE group's table is (block to read the state from, block to write it to); see `NO_BLOCK`.
     These are the live tables: an executor reads them in `launch` and not later."""
+    first_readout: int = 0
+    """Its readouts lie together: `num_scores` SCOREs, then, if `is_sampled`, a SAMPLE of the sequence and of each
+    rider."""
+    num_scores: int = 0
+    is_sampled: bool = False
     riders: tuple[Sequence, ...] = ()
     """Sequences forked off this one in this step: the same tokens count as theirs."""
     unsplittable: bool = False

@@ -5,6 +5,8 @@ Nothing is drawn from a stream, so batch mates, preemption, migration and specul
 
 from __future__ import annotations
 
+import secrets
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -22,3 +24,8 @@ def uniform(seed: int, choice: int, position: int) -> float:
     state = mix((state + _GOLDEN * (choice + 1)) & _MASK)
     state = mix((state + _GOLDEN * (position + 1)) & _MASK)
     return (state >> 11) * (1.0 / (1 << 53))
+
+
+def draw_seed() -> int:
+    """A seed for a request that brought none: from here on its randomness is fixed."""
+    return secrets.randbits(63)

@@ -20,7 +20,8 @@ class Request:
     score_prompt: bool = False
     """Also report the logprob of every prompt token; such a request takes no prefix hit, for a hit has no logits."""
     resumed: tuple[int, ...] = ()
-    """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only."""
+    """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only.
+    They count towards `max_tokens` and are fewer; none is a stop token."""
     tenant: str = ""
     priority: int = 0
     """Smaller is more urgent."""

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 from headrace.core.errors import InvalidRequest
 
+GREEDY_BELOW = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request's sampling, validated once here.
 
     The order of operations is fixed: penalties, logit bias, mask of `stop_token_ids` while fewer than
-    `min_tokens` are generated, temperature, top-k, top-p, min-p. `temperature == 0` is greedy. Reported logprobs
-    are of the raw distribution, before all of these.
+    `min_tokens` are generated, temperature, top-k, top-p, min-p. A temperature below `GREEDY_BELOW` is greedy (the
+    most probable token, the smallest id among equals): dividing by it would only overflow. The mask never takes the
+    last token that is left. Reported logprobs are of the raw distribution, before all of these.
 
     Raises `InvalidRequest` naming the parameter, its value and the allowed range.
     """
@@ -35,7 +38,8 @@ class SamplingParams:
     seed: int = 0
     """Randomness is a pure function of (seed, choice index, position): see `headrace.core.randomness`."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Generation ends after one of these; the model's end-of-sequence ids are among them unless ignored."""
+    """Generation ends after one of these; the model's end-of-sequence ids are among them unless ignored. Any
+    iterable of ids may be given."""
     num_logprobs: int | None = None
     """None: none; 0: of the sampled token; k: also of the k most probable tokens."""
 
@@ -60,10 +64,12 @@ class SamplingParams:
         )
         require(all(math.isfinite(bias) for _, bias in self.logit_bias), "logit_bias", "finite numbers")
         require(-(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
+        require(self.num_logprobs is None or self.num_logprobs >= 0, "num_logprobs", "at least 0, or None")
+        object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))  # asked once per token: no lists
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

@@ -40,20 +40,17 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_s",
         "arrival_s",
         "choice",
-        "finish_reason",
-        "first_token_s",
         "id",
         "limit",
         "num_cached",
         "num_computed",
         "num_in_flight",
-        "num_preemptions",
         "num_prompt",
         "num_sampling",
         "num_scored",
+        "queued_s",
         "readout",
         "request",
         "sort_key",
@@ -79,23 +76,17 @@ class Sequence:
         """Choices that will fork off in the step that computes the last known token."""
         self.readout = -1
         """Index of its SAMPLE readout in the last plan that has one: what a token in flight is called by."""
-        self.num_scored = 0
-        """Prompt tokens whose logprob has been asked for: not again after a preemption."""
-        self.num_preemptions = 0
+        self.num_scored = 0 if request.score_prompt else self.num_prompt
+        """Prompt tokens whose logprob has been asked for, or that need none: not again after a preemption."""
+        self.queued_s: float | None = None
+        """From arrival to first admission; a fork has its parent's."""
         self.status = Status.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.admitted_s: float | None = None
-        self.first_token_s: float | None = None
         self.sort_key: tuple = ()
         """The policy's key while the sequence lies in a queue; changes only on events."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - self.num_prompt
 
     @property
     def num_scheduled(self) -> int:
@@ -110,7 +101,12 @@ class Sequence:
 
     @property
     def needs_scores(self) -> bool:
-        return self.request.score_prompt and self.num_scored < self.num_prompt - 1
+        return self.num_scored < self.num_prompt - 1
+
+    @property
+    def num_places(self) -> int:
+        """Places it takes among the running sequences: its own, and those of the choices that will fork off."""
+        return 1 + len(self.unborn)
 
     def __repr__(self) -> str:
         return (

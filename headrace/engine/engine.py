@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from headrace.core.clock import Clock
-from headrace.core.errors import ConfigurationError
+from headrace.core.errors import ConfigurationError, InternalError
 from headrace.core.events import TokenEvent
 from headrace.core.plan import StepPlan
 from headrace.core.protocols import Executor, Pending
@@ -14,6 +14,8 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.state import EngineStats
 
 MAX_DEPTH = 2  # a token in flight is named by its readout in the previous plan, so no plan may lie between
+
+MAX_STALLED_STEPS = 3  # one is too many, but a gate may be waiting for the clock to move on
 
 
 class Engine:
@@ -30,6 +32,7 @@ class Engine:
         self.clock = clock
         self.depth = depth
         self._launched: deque[tuple[StepPlan, Pending]] = deque()
+        self._num_stalled = 0
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `InvalidRequest` or `Overloaded`; then nothing has changed."""
@@ -41,17 +44,24 @@ class Engine:
 
     def fork(self, request_id: str, choice: int) -> int:
         """A new choice that continues a running one from where it stands. Returns its number."""
-        return self.scheduler.fork(request_id, choice, self.clock.now())
+        return self.scheduler.fork(request_id, choice)
 
     def step(self) -> list[TokenEvent]:
-        """Launch what may be launched, wait for the oldest step. Empty when there is nothing to do."""
+        """Launch what may be launched, wait for the oldest step. Empty when there is nothing to do.
+
+        Raises `InternalError` when there is something to do and yet, step after step, nothing of it can be launched.
+        """
         while len(self._launched) < self.depth:
             plan = self.scheduler.schedule(self.clock.now())
             if plan.is_empty:
                 break
             self._launched.append((plan, self.executor.launch(plan)))
         if not self._launched:
+            self._num_stalled = self._num_stalled + 1 if self.scheduler.has_work else 0
+            if self._num_stalled >= MAX_STALLED_STEPS:
+                raise InternalError(f"nothing is launched and nothing can be: {self.scheduler.describe_work()}")
             return []
+        self._num_stalled = 0
         plan, pending = self._launched.popleft()
         return self.scheduler.commit(plan, pending.result(), self.clock.now())
 

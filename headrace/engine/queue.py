@@ -29,9 +29,6 @@ class SequenceQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
-    def __getitem__(self, index: int) -> Sequence:
-        return self._sequences[index]
-
     def head(self, limit: int) -> list[Sequence]:
         """A copy of the first `limit`: the queue may change while it is walked."""
         return list(islice(self._sequences, limit))

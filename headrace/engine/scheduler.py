@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.core.cache import Copy
 from headrace.core.errors import ConfigurationError, InvalidRequest
 from headrace.core.events import TokenEvent
 from headrace.core.plan import ReadoutKind, Span, StepPlan
@@ -19,6 +18,7 @@ from headrace.engine.gates import Gates, Verdict
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
 from headrace.engine.state import Counters, EngineState, EngineStats
+from headrace.memory.manager import Room
 
 MAX_CANDIDATES = 64  # waiting sequences looked at in one step: bounds the step's time, not the queue
 
@@ -29,6 +29,8 @@ class _Choices:
 
     live: dict[int, Sequence] = field(default_factory=dict)
     next_choice: int = 0
+    is_counted: bool = False
+    """Its prompt's tokens are among those of `Counters`."""
 
 
 class Scheduler:
@@ -38,9 +40,9 @@ class Scheduler:
     """
 
     def __init__(self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits) -> None:
-        if limits.max_choices > budget.max_tokens:
+        if limits.max_running > budget.max_tokens:
             raise ConfigurationError(
-                f"a step of {budget.max_tokens} tokens cannot serve {limits.max_choices} choices; "
+                f"a step of {budget.max_tokens} tokens cannot serve {limits.max_running} choices; "
                 "raise max_step_tokens or lower max_running."
             )
         self.state = state
@@ -58,9 +60,9 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> None:
         """Raises `InvalidRequest` for what can never be served, `Overloaded` when the queue is full."""
         if request.id in self._requests:
-            raise InvalidRequest("duplicate_id", f"a request with id {request.id!r} is running already.")
+            raise InvalidRequest("duplicate_id", f"A request with id {request.id!r} is running already.")
         limit = self.limits.sequence_limit(request)
-        self.limits.check_queue(len(self.state.waiting))
+        self.limits.check_queue(self.num_places)
         choices = self._requests[request.id] = _Choices(next_choice=request.num_choices)
         sequence = self._new_sequence(request, 0, now, limit)
         sequence.unborn = list(range(1, request.num_choices))
@@ -76,22 +78,29 @@ class Scheduler:
         for sequence in list(choices.live.values()):
             if choice is None or sequence.choice == choice:
                 if choice is not None and sequence.unborn:
-                    self._promote_unborn(choices, sequence)
-                self._finish(sequence, FinishReason.ABORT)
+                    self._hand_over(choices, sequence)
+                else:
+                    is_running = sequence.status is not Status.WAITING
+                    self._finish(sequence)
+                    if is_running and not sequence.num_in_flight:
+                        self._retire(sequence)
             elif choice in sequence.unborn:
                 sequence.unborn.remove(choice)
 
-    def fork(self, request_id: str, choice: int, now: float) -> int:
-        """A new choice with the parent's tokens so far. Raises `InvalidRequest` if the parent has ended."""
+    def fork(self, request_id: str, choice: int) -> int:
+        """A new choice with the parent's tokens so far, those of steps under way included: should one of these end the
+        parent, it ends the child too. Raises `InvalidRequest` if the parent has ended."""
         choices = self._requests.get(request_id)
         parent = choices.live.get(choice) if choices else None
         if choices is None or parent is None:
-            raise InvalidRequest("unknown_choice", f"choice {choice} of request {request_id!r} is not running.")
-        child = self._new_sequence(parent.request, choices.next_choice, now, parent.limit)
-        child.num_cached, child.num_scored = parent.num_cached, parent.num_prompt
+            raise InvalidRequest("unknown_choice", f"Choice {choice} of request {request_id!r} is not running.")
+        parent = next((origin for origin, pending in self._forks if pending is parent), parent)
+        child = self._new_sequence(parent.request, choices.next_choice, parent.arrival_s, parent.limit)
+        child.num_scored = child.num_prompt
         choices.live[child.choice] = child
         choices.next_choice += 1
         self._forks.append((parent, child))
+        self.state.memory.expect(child)
         return child.choice
 
     # --- the step --------------------------------------------------------------------------------------------------
@@ -123,10 +132,9 @@ class Scheduler:
     def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
         """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
         count = min(sequence.num_remaining, max_tokens)
-        if count <= 0 or any(parent is sequence for parent, _ in self._forks):
+        if count <= 0 or (self._forks and any(parent is sequence for parent, _ in self._forks)):
             return
-        count = self.state.memory.clip(sequence, count)
-        while (copies := self.state.memory.grow(sequence, count)) is None:
+        while (room := self.state.memory.grow(sequence, count)) is None:
             victim = self._victim_behind(sequence)
             if victim is None:
                 return  # those ahead go on and make room; the first in the order always finds a victim or fits
@@ -134,7 +142,7 @@ class Scheduler:
                 victim.status = Status.PREEMPTING
                 return
             self._preempt(victim, now)
-        self._place(plan, sequence, count, copies)
+        self._place(plan, sequence, room)
 
     def _victim_behind(self, sequence: Sequence) -> Sequence | None:
         """The last running sequence, if it stands behind `sequence` and none is giving its blocks back already."""
@@ -151,118 +159,121 @@ class Scheduler:
     def _admit(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
         """Start a waiting sequence: its prefix hit and room for its whole prompt, or nothing."""
         headroom = len(self.state.running)  # a block for each running sequence: admission must not cause a preemption
-        admitted = self.state.memory.admit(sequence, plan.budget, headroom)
-        if admitted is None:
+        room = self.state.memory.admit(sequence, plan.budget, headroom)
+        if room is None:
             return False
-        count, copies = admitted
         self.state.waiting.remove(sequence)
         self.state.running.insert(sequence, self.policy.key(sequence, now))
         sequence.status = Status.RUNNING
-        if sequence.admitted_s is None:
-            sequence.admitted_s = now
+        if sequence.queued_s is None:
+            sequence.queued_s = now - sequence.arrival_s
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-            self.counters.prompt_tokens += sequence.num_prompt
-            self.counters.cached_tokens += sequence.num_cached
-        self._place(plan, sequence, count, copies)
+            choices = self._requests[sequence.request.id]
+            if not choices.is_counted:
+                choices.is_counted = True
+                self.counters.prompt_tokens += sequence.num_prompt
+                self.counters.cached_tokens += sequence.num_cached
+        self._place(plan, sequence, room)
         return True
 
-    def _place(self, plan: StepPlan, sequence: Sequence, count: int, copies: list[Copy]) -> None:
-        """Put the sequence's next `count` tokens, for which there is room, into the plan."""
-        start, first_row = sequence.num_scheduled, plan.num_tokens
-        end = start + count
-        span = Span(sequence, start, count, first_row, self.state.memory.tables(sequence))
+    def _place(self, plan: StepPlan, sequence: Sequence, room: Room) -> None:
+        """Put the sequence's next tokens, for which there is room, into the plan."""
+        count, copies, tables = room
+        start, first_row = sequence.num_computed + sequence.num_in_flight, len(plan.token_ids)
+        end, tokens = start + count, sequence.tokens
+        num_known = len(tokens)
+        span = Span(sequence, start, count, first_row, tables, len(plan.readout_rows))
         plan.spans.append(span)
-        plan.copies += copies
-        plan.token_ids.extend(sequence.tokens[start:end])
-        if plan.num_tokens < first_row + count:
-            plan.token_ids.append(-1 - sequence.readout)  # the token in flight
-        plan.positions.extend(range(start, end))
+        if copies:
+            plan.copies += copies
         plan.parents.append(StepPlan.IN_CACHE)
-        plan.parents.extend(range(first_row, first_row + count - 1))
+        if count == 1 and end <= num_known:  # most spans: no slices, no ranges
+            plan.token_ids.append(tokens[start])
+            plan.positions.append(start)
+        else:
+            plan.token_ids.extend(tokens[start:end])
+            if end > num_known:
+                plan.token_ids.append(-1 - sequence.readout)  # the token in flight
+            plan.positions.extend(range(start, end))
+            plan.parents.extend(range(first_row, first_row + count - 1))
         plan.budget -= count
         sequence.num_in_flight += count
         if sequence.needs_scores:
             for position in range(max(start, sequence.num_scored), min(end, sequence.num_prompt - 1)):
-                target = sequence.tokens[position + 1]
-                plan.add_readout(first_row + position - start, ReadoutKind.SCORE, sequence, target)
+                plan.add_readout(first_row + position - start, ReadoutKind.SCORE, sequence, tokens[position + 1])
+                span.num_scores += 1
             sequence.num_scored = max(sequence.num_scored, end)
-        num_known = sequence.num_tokens + sequence.num_sampling
-        if end == num_known < sequence.limit:
-            span.riders = self._bear_unborn(sequence, span)
+        if end == num_known + sequence.num_sampling < sequence.limit:
+            span.is_sampled = True
+            if sequence.unborn:
+                span.riders = self._bear_unborn(sequence, span)
             for sampled in (sequence, *span.riders):
-                sampled.readout = plan.add_readout(plan.num_tokens - 1, ReadoutKind.SAMPLE, sampled)
+                sampled.readout = plan.add_readout(first_row + count - 1, ReadoutKind.SAMPLE, sampled)
                 sampled.num_sampling += 1
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
-        sampled: dict[int, int] = {}
-        scores: dict[int, list[TokenLogprob]] = {}
-        for readout, (kind, sequence) in enumerate(zip(plan.readout_kinds, plan.readout_sequences, strict=True)):
-            if kind == ReadoutKind.SAMPLE:
-                sampled[sequence.id] = readout
-            elif kind == ReadoutKind.SCORE:
-                logprob = result.logprobs[readout]
-                assert logprob is not None
-                scores.setdefault(sequence.id, []).append(logprob)
         events: list[TokenEvent] = []
+        memory = self.state.memory
+        self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
-            self.counters.computed_tokens += span.count
-            for sequence in (span.sequence, *span.riders):
+            readout = span.first_readout + span.num_scores
+            scores = tuple(result.logprobs[span.first_readout : readout]) if span.num_scores else ()
+            for sequence in (span.sequence, *span.riders) if span.riders else (span.sequence,):
                 sequence.num_in_flight -= span.count
                 sequence.num_computed += span.count
                 if sequence.status is not Status.FINISHED:
-                    event = self._advance(
-                        sequence, sampled.get(sequence.id), result, tuple(scores.get(sequence.id, ())), now
-                    )
+                    event = self._advance(sequence, readout if span.is_sampled else -1, result, scores, now)
+                    scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
-                self.state.memory.computed(sequence)
-                self._settle(sequence, now)
+                        if event.finish_reason is not None and self._forks:
+                            events += self._end_forks(sequence, event)
+                readout += 1  # each has a sample of its own
+                memory.computed(sequence)
+                if sequence.status is not Status.RUNNING:
+                    self._settle(sequence, now)
         return events
 
     def _advance(
         self,
         sequence: Sequence,
-        readout: int | None,
+        readout: int,
         result: StepResult,
-        scores: tuple[TokenLogprob, ...],
+        scores: tuple[TokenLogprob | None, ...],
         now: float,
     ) -> TokenEvent | None:
-        """Append the token sampled at `readout`, if any, and see whether that was the last."""
+        """Append the token sampled at `readout` (-1: none) and see whether that was the last."""
         tokens: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprob, ...] = ()
         reason: FinishReason | None = None
-        if readout is not None:
+        if readout >= 0:
             token, logprob = result.tokens[readout], result.logprobs[readout]
             sequence.num_sampling -= 1
             sequence.tokens.append(token)
             self.counters.generated_tokens += 1
-            if sequence.first_token_s is None:
-                sequence.first_token_s = now
             tokens, logprobs = (token,), () if logprob is None else (logprob,)
             if token in sequence.request.sampling.stop_token_ids:
                 reason = FinishReason.STOP
-        if reason is None and self._is_exhausted(sequence):
+        if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.limit - 1:
             reason = FinishReason.LENGTH
-        if readout is None and not scores and reason is None:
-            return None
         if reason is not None:
-            self._finish(sequence, reason)
+            self._finish(sequence)
+        elif readout < 0 and not scores:
+            return None
+        assert sequence.queued_s is not None, "in a step, so admitted"
+        prompt_logprobs = tuple([score for score in scores if score is not None]) if scores else ()
         return TokenEvent(
-            request_id=sequence.request.id,
-            choice=sequence.choice,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=scores,
-            finish_reason=reason,
-            queued_s=(sequence.admitted_s or 0.0) - sequence.arrival_s,
-            num_cached=sequence.num_cached,
-            time_s=now,
+            sequence.request.id,
+            sequence.choice,
+            tokens,
+            logprobs,
+            prompt_logprobs,
+            reason,
+            sequence.num_cached,
+            now,
+            sequence.queued_s,
         )
-
-    @staticmethod
-    def _is_exhausted(sequence: Sequence) -> bool:
-        return sequence.num_tokens >= sequence.limit and sequence.num_computed >= sequence.limit - 1
 
     # --- how sequences come and go ---------------------------------------------------------------------------------
 
@@ -273,6 +284,7 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence, now: float) -> None:
         sequence.status = Status.WAITING
+        self.state.memory.expect(sequence)
         self.state.waiting.insert(sequence, self.policy.key(sequence, now))
 
     def _bear_unborn(self, parent: Sequence, span: Span) -> tuple[Sequence, ...]:
@@ -281,7 +293,7 @@ class Scheduler:
         for choice in parent.unborn:
             child = self._new_sequence(parent.request, choice, parent.arrival_s, parent.limit)
             child.num_computed, child.num_in_flight = span.start, span.count
-            child.num_cached, child.admitted_s = parent.num_cached, parent.admitted_s
+            child.num_cached, child.queued_s = parent.num_cached, parent.queued_s
             child.num_scored = parent.num_scored
             self.state.memory.fork(parent, child, num_spans=1)
             self._start_child(child, parent.sort_key)
@@ -298,51 +310,57 @@ class Scheduler:
         """Carry out the forks whose parent has nothing in flight; the others' parents wait for it."""
         unsettled = []
         for parent, child in self._forks:
-            if child.status is Status.FINISHED:
-                continue
             if parent.num_in_flight:
                 unsettled.append((parent, child))
                 continue
             child.tokens[:] = parent.tokens
             if self.state.memory.holds(parent) and parent.status is Status.RUNNING:
-                child.num_computed, child.admitted_s = parent.num_computed, parent.admitted_s
+                child.num_computed, child.num_cached = parent.num_computed, parent.num_cached
+                child.queued_s = parent.queued_s
                 self.state.memory.fork(parent, child, num_spans=0)
                 self._start_child(child, parent.sort_key)
             else:
                 self._enqueue(child, now)
         self._forks = unsettled
 
-    def _promote_unborn(self, choices: _Choices, sequence: Sequence) -> None:
-        """Choice `sequence.choice` is aborted before its prompt is computed: another choice takes the work over."""
-        heir, *rest = sequence.unborn
-        sequence.unborn = []
-        successor = self._new_sequence(sequence.request, heir, sequence.arrival_s, sequence.limit)
-        successor.unborn = rest
-        choices.live[heir] = successor
-        self._enqueue(successor, sequence.arrival_s)
+    def _end_forks(self, parent: Sequence, end: TokenEvent) -> list[TokenEvent]:
+        """The parent has come to its end while forks waited for it to settle: it is their end too."""
+        events: list[TokenEvent] = []
+        for child in [child for origin, child in self._forks if origin is parent]:
+            child.tokens[:] = parent.tokens
+            self._finish(child)
+            events.append(end._replace(choice=child.choice, tokens=(), logprobs=(), prompt_logprobs=()))
+        return events
+
+    @staticmethod
+    def _hand_over(choices: _Choices, sequence: Sequence) -> None:
+        """The sequence's choice is aborted before the prompt is computed: it goes on as the next choice."""
+        del choices.live[sequence.choice]
+        sequence.choice, *sequence.unborn = sequence.unborn
+        choices.live[sequence.choice] = sequence
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         """Give the blocks back and recompute later; what is published may still be found then."""
         self.state.running.remove(sequence)
         self.state.memory.release(sequence)
         sequence.num_computed = 0
-        sequence.num_preemptions += 1
         self.counters.preemptions += 1
         self._enqueue(sequence, now)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        was_waiting = sequence.status is Status.WAITING
+    def _finish(self, sequence: Sequence) -> None:
+        """The sequence gets no more tokens and events. If it waits it leaves; if it runs it leaves when it settles."""
+        is_waiting = sequence.status is Status.WAITING
         sequence.status = Status.FINISHED
-        sequence.finish_reason = reason
         choices = self._requests[sequence.request.id]
         del choices.live[sequence.choice]
         if not choices.live:
             del self._requests[sequence.request.id]
-        if was_waiting and not any(child is sequence for _, child in self._forks):
-            self.state.waiting.remove(sequence)
+        if is_waiting:
+            forks = [fork for fork in self._forks if fork[1] is not sequence]
+            if len(forks) == len(self._forks):  # else it is a fork that has not begun, and in no queue
+                self.state.waiting.remove(sequence)
+            self._forks = forks
             self.state.memory.forget(sequence)
-        elif not was_waiting and not sequence.num_in_flight and reason is FinishReason.ABORT:
-            self._retire(sequence)
 
     def _settle(self, sequence: Sequence, now: float) -> None:
         """After its last launched plan has returned, a finished or preempted sequence lets go of its blocks."""
@@ -356,12 +374,34 @@ class Scheduler:
     def _retire(self, sequence: Sequence) -> None:
         self.state.running.remove(sequence)
         self.state.memory.release(sequence)
+        self.state.memory.forget(sequence)
 
     # --- seen from outside -----------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         return bool(self.state.waiting) or bool(self.state.running) or bool(self._forks)
+
+    @property
+    def num_places(self) -> int:
+        """Requests of one choice that may be submitted now: the free places to run in, and those to wait in. Who waits
+        and will run in the next step, memory permitting, waits in no place."""
+        num_free, num_waiting = self.limits.max_running - self.state.num_taken, len(self.state.waiting)
+        for sequence in self.state.waiting:
+            num_free -= sequence.num_places
+            if num_free < 0:
+                return max(0, self.limits.max_queue - num_waiting)
+            num_waiting -= 1
+        return self.limits.max_queue + max(0, num_free)
+
+    def describe_work(self) -> str:
+        """For a bug report."""
+        state = self.state
+        heads = [*state.running.snapshot()[:2], *state.waiting.head(2)]
+        return (
+            f"{len(state.running)} running, {len(state.waiting)} waiting, {len(self._forks)} forking: "
+            f"{', '.join(map(repr, heads))}"
+        )
 
     def stats(self) -> EngineStats:
         c, state = self.counters, self.state
@@ -377,6 +417,7 @@ class Scheduler:
             preemptions=c.preemptions,
             evictions=state.memory.tree.num_evictions,
             groups=state.memory.stats(),
+            num_places=self.num_places,
         )
 
     def check(self) -> None:
@@ -394,7 +435,7 @@ class Scheduler:
             assert sequence.num_sampling >= 0
         live = {s.id for choices in self._requests.values() for s in choices.live.values()}
         queued = {s.id for s in (*state.waiting, *state.running) if s.status is not Status.FINISHED}
-        pending = {child.id for _, child in self._forks if child.status is not Status.FINISHED}
+        pending = {child.id for _, child in self._forks}
         assert live == queued | pending, "a live sequence is in no queue"
         assert not queued & pending
-        state.memory.check(list(state.running))
+        state.memory.check(state.running, [*state.waiting, *(child for _, child in self._forks)])

@@ -17,6 +17,11 @@ class EngineState:
     running: SequenceQueue = field(default_factory=SequenceQueue)
     """Running and preempting sequences, and finished ones that are still in flight."""
 
+    @property
+    def num_taken(self) -> int:
+        """Places taken: the running sequences, and the choices that will fork off them."""
+        return len(self.running) + sum([len(sequence.unborn) for sequence in self.running if sequence.unborn])
+
 
 @dataclass(slots=True)
 class Counters:
@@ -49,3 +54,5 @@ class EngineStats:
     preemptions: int
     evictions: int
     groups: tuple[GroupStats, ...]
+    num_places: int
+    """Requests of one choice that would not be refused for a full queue now."""

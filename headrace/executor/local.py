@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.backends.inputs import BatchInputs
-from headrace.backends.kv_store import KVStore
+from headrace.core.cache import Copy
 from headrace.core.plan import ReadoutKind, StepPlan
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.executor.sampler import SampleRow, sample, token_logprob
 
 
-class Model(Protocol):
-    """A backend's loaded program."""
+class Backend(Protocol):
+    """A loaded program and its cache."""
 
-    def run(self, inputs: BatchInputs, store: KVStore) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """Compute the step; logits [rows, vocab] come in tiles of readouts."""
+    @property
+    def numerics(self) -> str:
+        """Names whatever shapes the bits of a block besides the weights: kernels, instruction set, format."""
+        ...
+
+    def apply(self, copies: Iterable[Copy]) -> None:
+        """Copy whole blocks of the cache, in order."""
+        ...
+
+    def run(self, inputs: BatchInputs) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """Compute the step now; logits [rows, vocab] come in tiles of readouts, each valid until the next."""
         ...
 
 
@@ -42,20 +51,19 @@ class LocalExecutor:
     With depth 2 the plans are those of an overlapped run (tokens in flight are looked up here); nothing overlaps.
     """
 
-    def __init__(self, model: Model, store: KVStore, vocab_size: int) -> None:
+    def __init__(self, backend: Backend, vocab_size: int) -> None:
         """`vocab_size`: tokens the tokenizer knows. Many checkpoints pad their vocabulary; those ids are never read."""
-        self._model = model
+        self._backend = backend
         self._vocab_size = vocab_size
-        self._store = store
         self._last_tokens: list[int] = []
 
     def launch(self, plan: StepPlan) -> Finished:
         start_s = time.perf_counter()
         inputs = BatchInputs.from_plan(plan, self._last_tokens)
-        self._store.apply(plan.copies)
+        self._backend.apply(plan.copies)
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
-        for rows, logits in self._model.run(inputs, self._store):
+        for rows, logits in self._backend.run(inputs):
             for readout, row_logits in zip(range(rows.start, rows.stop), logits[:, : self._vocab_size], strict=True):
                 token, logprob = self._read(plan, inputs, readout, row_logits)
                 tokens.append(token)

@@ -1,8 +1,9 @@
 """From logits to tokens: the reference sampler, one row at a time, obviously right.
 
 Order of operations (see `SamplingParams`): penalties, logit bias, mask of the stop tokens while fewer than `min_tokens`
-are generated, temperature, top-k, top-p, min-p. Ties go to the smaller token id everywhere. The token is the inverse
-of the cumulative distribution, over the kept tokens in order of their ids, at one counter-based uniform number.
+are generated (unless it would leave no token), temperature, top-k, top-p, min-p. Ties go to the smaller token id
+everywhere. The token is the inverse of the cumulative distribution, over the kept tokens in order of their ids, at one
+counter-based uniform number.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def adjust(logits: Floats, row: SampleRow) -> NDArray[np.float64]:
     for token, bias in params.logit_bias:
         adjusted[token] += bias
     if params.stop_token_ids and row.position - row.num_prompt < params.min_tokens:
-        adjusted[list(params.stop_token_ids)] = -np.inf
+        masked = adjusted.copy()
+        masked[list(params.stop_token_ids)] = -np.inf
+        if masked.max() > -np.inf:  # else stop tokens are all there is
+            return masked
     return adjusted
 
 

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-from headrace.core.cache import NO_BLOCK, CacheGroup, Copy
+from headrace.core.cache import NO_BLOCK, CacheGroup, CacheKind, Copy
 from headrace.memory.pool import BlockPool
 from headrace.memory.prefix_tree import Digest, PrefixTree
+
+NEVER = 1 << 60  # a number of tokens
 
 
 class BlockTable:
     """A sequence's blocks in one group. `blocks` is what plans carry (see `headrace.core.plan.Span`)."""
 
-    __slots__ = ("blocks", "boundary", "first", "is_sealed", "spans", "trailing")
+    __slots__ = ("blocks", "boundary", "first", "is_sealed", "retired", "spans", "trailing")
 
     def __init__(self) -> None:
         self.blocks = array("i")
         self.first = 0
         """Token blocks: index of the first one not yet given back behind the window."""
+        self.retired: deque[tuple[int, int]] = deque()
+        """Token blocks: (n, block) exchanged for the tree's, to drop when n tokens are computed: then no launched plan
+        names the block any more."""
         # A STATE group's table only:
         self.is_sealed = False
         """The state being written is, or will be, a checkpoint: nobody may write over it."""
@@ -39,11 +45,12 @@ class BlockTable:
 class GroupMemory(ABC):
     """Pool and rules of one cache group; `index` is its place among the model's groups."""
 
-    __slots__ = ("group", "index", "pool", "tree")
+    __slots__ = ("group", "index", "is_plain", "pool", "tree")
 
     def __init__(self, index: int, group: CacheGroup, num_blocks: int, tree: PrefixTree) -> None:
         self.index = index
         self.group = group
+        self.is_plain = group.kind in (CacheKind.FULL, CacheKind.LATENT)
         self.pool = BlockPool(num_blocks)
         self.tree = tree
 
@@ -58,8 +65,8 @@ class GroupMemory(ABC):
         return self.pool.take()
 
     def hold(self, block: int) -> None:
-        self.tree.set_held(self.index, block)
-        self.pool.hold(block)
+        if self.pool.hold(block):
+            self.tree.set_held(self.index, block)
 
     def drop(self, block: int) -> None:
         if self.pool.drop(block):
@@ -69,8 +76,12 @@ class GroupMemory(ABC):
                 self.pool.give_back(block)
 
     @abstractmethod
-    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
-        """Entry p: this group could continue after the first p blocks of the chain, for p in 0 ... limit."""
+    def last_hit(self, chain: Sequence[Digest], limit: int) -> int:
+        """The largest p <= limit such that this group could continue after the first p blocks of the chain."""
+
+    def keeps(self, table: BlockTable, position: int) -> bool:
+        """Whether a hit at this block boundary becomes possible when the tokens before it are computed."""
+        return True
 
     @abstractmethod
     def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
@@ -79,6 +90,10 @@ class GroupMemory(ABC):
     @abstractmethod
     def take_hit(self, chain: Sequence[Digest], num_hit: int, num_tokens: int) -> BlockTable:
         """A table that starts with a hit of `num_hit` blocks, of a sequence of which `num_tokens` are known."""
+
+    def room(self, table: BlockTable) -> int:
+        """Tokens up to which `grow` has nothing to do, as long as nobody else comes to share the table's last block."""
+        return 0
 
     @abstractmethod
     def num_needed(self, table: BlockTable, start: int, end: int) -> int:
@@ -101,8 +116,14 @@ class GroupMemory(ABC):
         """A table for a fork that has tokens [0, end), of which the last `num_spans` spans are in flight."""
 
     @abstractmethod
-    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
-        """A span has returned: blocks `first_new` ... of the chain are full now; publish them, let go of the rest."""
+    def computed(
+        self, table: BlockTable, chain: Sequence[Digest], new: range, num_computed: int, num_scheduled: int
+    ) -> int:
+        """A span has returned and the `new` blocks of the chain are full: publish them, let go of what is not needed.
+
+        Tokens [num_computed, num_scheduled) are in flight. Returns how many tokens must be computed before this has
+        anything to do again, new full blocks aside.
+        """
 
     @abstractmethod
     def release(self, table: BlockTable) -> None:
@@ -127,18 +148,23 @@ class TokenBlocks(GroupMemory):
         window = self.group.window
         return max(0, position - window + 1) // self.group.block_size if window else 0
 
-    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
-        size = self.group.block_size
-        result = [True]
-        run = 0  # consecutive known blocks that end here
-        for index in range(limit):
-            run = run + 1 if self.tree.block(chain[index], self.index) != NO_BLOCK else 0
-            result.append(run >= index + 1 - self._first_needed((index + 1) * size))
-        return result
+    def last_hit(self, chain: Sequence[Digest], limit: int) -> int:
+        def is_missing(index: int) -> bool:
+            return self.tree.block(chain[index], self.index) == NO_BLOCK
+
+        if self.is_plain:  # a chain without holes
+            return bisect_left(range(limit), True, key=is_missing)
+        while limit:
+            first = self._first_needed(limit * self.group.block_size)
+            missing = next((index for index in range(limit - 1, first - 1, -1) if is_missing(index)), -1)
+            if missing < 0:
+                break
+            limit = missing  # every hit between would need this block too
+        return limit
 
     def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
         first = self._first_needed(num_hit * self.group.block_size)
-        return [self.tree.block(digest, self.index) for digest in chain[first:num_hit]]
+        return self.tree.blocks(chain[first:num_hit], self.index)
 
     def take_hit(self, chain: Sequence[Digest], num_hit: int, num_tokens: int) -> BlockTable:
         table = BlockTable()
@@ -154,6 +180,9 @@ class TokenBlocks(GroupMemory):
         """The block that `start` falls into is shared by a fork: it is copied before it is written."""
         index = start // self.group.block_size
         return index < len(table.blocks) and self.pool.references[table.blocks[index]] > 1
+
+    def room(self, table: BlockTable) -> int:
+        return len(table.blocks) * self.group.block_size
 
     def num_needed(self, table: BlockTable, start: int, end: int) -> int:
         num_missing = -(-end // self.group.block_size) - len(table.blocks)
@@ -185,22 +214,34 @@ class TokenBlocks(GroupMemory):
             self.hold(block)
         return twin
 
-    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
-        for index in range(first_new, num_computed // self.group.block_size):
-            # Published only behind a published prefix: a FULL chain in the tree has no holes, so whoever holds a block
-            # of it holds all before it, and eviction in order of release takes leaves only.
-            if index and not self.group.window:
-                before = self.tree.block(chain[index - 1], self.index)
-                if before != table.blocks[index - 1]:
-                    break
-            self.tree.put(chain, index, self.index, table.blocks[index])
-        needed = min(self._first_needed(num_computed), len(table.blocks))
-        for index in range(table.first, needed):
-            self.drop(table.blocks[index])
-            table.blocks[index] = NO_BLOCK
-        table.first = max(table.first, needed)
+    def computed(
+        self, table: BlockTable, chain: Sequence[Digest], new: range, num_computed: int, num_scheduled: int
+    ) -> int:
+        blocks, size, window = table.blocks, self.group.block_size, self.group.window
+        for index in new:
+            own = blocks[index]
+            known = self.tree.put(chain, index, self.index, own)
+            if known != own:
+                # Somebody published these tokens first, and equal digests mean equal bits: go on with that block. So a
+                # FULL table's full blocks are the tree's, a chain in the tree has no holes, whoever holds a block of it
+                # holds all before it, and eviction in order of release takes leaves only.
+                self.hold(known)
+                blocks[index] = known
+                table.retired.append((num_scheduled, own))
+        while table.retired and table.retired[0][0] <= num_computed:
+            self.drop(table.retired.popleft()[1])
+        if window:
+            needed = min(self._first_needed(num_computed), len(blocks))
+            for index in range(table.first, needed):
+                self.drop(blocks[index])
+                blocks[index] = NO_BLOCK
+            table.first = max(table.first, needed)
+        if table.retired:
+            return table.retired[0][0]
+        return (table.first + 1) * size + window - 1 if window else NEVER
 
     def release(self, table: BlockTable) -> None:
+        assert not table.retired, "released in flight"
         for block in reversed(table.blocks[table.first :]):
             self.drop(block)
 
@@ -212,7 +253,7 @@ class TokenBlocks(GroupMemory):
         return -(-in_use // size) + 2  # unaligned at both ends, and a copy-on-write
 
     def references(self, table: BlockTable) -> list[int]:
-        return list(table.blocks[table.first :])
+        return [*table.blocks[table.first :], *(block for _, block in table.retired)]
 
 
 class StateBlocks(GroupMemory):
@@ -225,8 +266,8 @@ class StateBlocks(GroupMemory):
 
     __slots__ = ()
 
-    def hits(self, chain: Sequence[Digest], limit: int) -> list[bool]:
-        return [True] + [self.tree.block(digest, self.index) != NO_BLOCK for digest in chain[:limit]]
+    def last_hit(self, chain: Sequence[Digest], limit: int) -> int:
+        return next((p for p in range(limit, 0, -1) if self.tree.block(chain[p - 1], self.index) != NO_BLOCK), 0)
 
     def hit_blocks(self, chain: Sequence[Digest], num_hit: int) -> list[int]:
         return [self.tree.block(chain[num_hit - 1], self.index)] if num_hit else []
@@ -258,11 +299,11 @@ class StateBlocks(GroupMemory):
             dropped = state
             table.blocks[0], table.blocks[1] = state, self.take()
         size = self.group.block_size
-        table.is_sealed = end % size == 0 and (self._is_kept(table, end) or end - start == 1)
+        table.is_sealed = end % size == 0 and (self.keeps(table, end) or end - start == 1)
         table.spans.append((dropped, table.blocks[1] if table.is_sealed else NO_BLOCK))
         return []
 
-    def _is_kept(self, table: BlockTable, position: int) -> bool:
+    def keeps(self, table: BlockTable, position: int) -> bool:
         return position % self.group.checkpoint_interval == 0 or position == table.boundary
 
     def reserve_end(self, end: int, num_tokens: int) -> int:
@@ -285,16 +326,19 @@ class StateBlocks(GroupMemory):
             self.hold(table.blocks[1])
         return twin
 
-    def computed(self, table: BlockTable, chain: Sequence[Digest], first_new: int, num_computed: int) -> None:
+    def computed(
+        self, table: BlockTable, chain: Sequence[Digest], new: range, num_computed: int, num_scheduled: int
+    ) -> int:
         dropped, sealed = table.spans.popleft()
         if sealed != NO_BLOCK:
             index = num_computed // self.group.block_size - 1
-            is_new = index < len(chain) and self.tree.put(chain, index, self.index, sealed)
-            if is_new and not self._is_kept(table, num_computed):
+            is_new = index < len(chain) and self.tree.put(chain, index, self.index, sealed) == sealed
+            if is_new and not self.keeps(table, num_computed):
                 self._forget_trailing(table)
                 table.trailing = (chain[index], sealed)
         if dropped != NO_BLOCK:
             self.drop(dropped)
+        return 0  # every span's return is awaited
 
     def _forget_trailing(self, table: BlockTable) -> None:
         if table.trailing is None:

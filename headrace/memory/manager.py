@@ -14,7 +14,10 @@ from headrace.core.cache import CacheGroup, CacheKind, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.sequence import Sequence
 from headrace.memory.group import BlockTable, GroupMemory, StateBlocks, TokenBlocks
-from headrace.memory.prefix_tree import Digest, PrefixTree, child_digest, root_digest
+from headrace.memory.prefix_tree import Digest, PrefixTree, child_digests, root_digest
+
+Room = tuple[int, Iterable[Copy], tuple[array, ...]]
+"""Room for a span: its number of tokens, the copies to make first, and the tables to find it by (see `Span.tables`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,31 @@ class GroupStats:
 
 
 class SequenceMemory:
-    """What the manager keeps of one running sequence."""
+    """What the manager keeps of one running sequence. `room` and `quiet_until` let most steps pass it by."""
 
-    __slots__ = ("block_arrays", "chain", "claimed", "num_published", "tables")
+    __slots__ = (
+        "block_arrays",
+        "chain",
+        "claimed",
+        "num_published",
+        "pairs",
+        "quiet_until",
+        "room",
+        "sparse",
+        "tables",
+    )
 
-    def __init__(self, tables: tuple[BlockTable, ...], chain: list[Digest], num_published: int) -> None:
+    def __init__(
+        self,
+        groups: tuple[GroupMemory, ...],
+        tables: tuple[BlockTable, ...],
+        chain: list[Digest],
+        num_published: int,
+    ) -> None:
         self.tables = tables
+        self.pairs = tuple(zip(groups, tables, strict=True))
+        self.sparse = tuple(pair for pair in self.pairs if pair[0].group.kind is CacheKind.STATE)
+        """The pairs that can be hit at some block boundaries only, and whose state moves with every span."""
         self.block_arrays: tuple[array, ...] = tuple(table.blocks for table in tables)
         self.chain = chain
         """Digests of the sequence's full blocks, as far as they were needed."""
@@ -43,6 +65,10 @@ class SequenceMemory:
         """Blocks of the chain that have been offered to the tree."""
         self.claimed = range(0)
         """Blocks of the chain that this sequence has announced to compute."""
+        self.room = 0
+        """Tokens up to which `grow` has nothing to do."""
+        self.quiet_until = 0
+        """Number of computed tokens up to which `computed` has nothing to do."""
 
 
 class MemoryManager:
@@ -60,9 +86,10 @@ class MemoryManager:
         self._numerics = numerics
         self._of: dict[int, SequenceMemory] = {}
         self._chains: dict[int, list[Digest]] = {}
-        """Digests of waiting sequences, so that looking again costs no hashing."""
-        self._computing: dict[Digest, int] = {}
-        """Blocks that a running sequence is about to compute, and which sequence."""
+        """Digests of the full blocks of every sequence that has not ended, as far as they were needed: hashed once."""
+        self._computing: dict[Digest, tuple[int, int]] = {}
+        """Blocks that a running sequence is about to compute: (its id, length in blocks of the shortest prefix with the
+        block that others will be able to hit once that sequence has computed it)."""
 
     def capacity_tokens(self, max_span_tokens: int, depth: int) -> int:
         """Longest sequence that can always finish alone. Raises `ConfigurationError` if not even a short one can."""
@@ -83,6 +110,10 @@ class MemoryManager:
 
     # --- prefix hits -----------------------------------------------------------------------------------------------
 
+    def expect(self, sequence: Sequence) -> None:
+        """The sequence will ask for memory: hash its tokens now, on its arrival, and not inside a step."""
+        self._chain_of(sequence, sequence.num_tokens // self.block_size)
+
     def match(self, sequence: Sequence) -> int:
         """Tokens a prefix hit would bring: the longest p, in whole blocks, that satisfies every group, and that
         leaves at least the last token to compute. No side effect on blocks."""
@@ -90,42 +121,42 @@ class MemoryManager:
             return 0  # a hit has no logits
         limit = (sequence.num_tokens - 1) // self.block_size
         chain = self._chain_of(sequence, limit)
-        if limit and not self.tree.find(chain[0]):
-            return 0
-        possible = [memory.hits(chain, limit) for memory in self.groups]
-        return self.block_size * next(p for p in range(limit, -1, -1) if all(hits[p] for hits in possible))
+        hit, last = self.tree.depth(chain, limit), -1
+        while hit != last:  # until no group shortens it
+            last = hit
+            for memory in self.groups:
+                hit = memory.last_hit(chain, hit)
+        return hit * self.block_size
 
     def is_being_computed(self, sequence: Sequence) -> bool:
-        """The block after the sequence's hit is in flight elsewhere: waiting a step is cheaper than computing it."""
+        """A running sequence is about to make a longer hit possible: waiting for it is cheaper than computing too."""
         if sequence.needs_scores or not self._computing:
             return False
         limit = (sequence.num_tokens - 1) // self.block_size
         next_block = self.match(sequence) // self.block_size
-        return next_block < limit and self._chain_of(sequence, limit)[next_block] in self._computing
+        chain = self._chains[sequence.id]
+        if next_block >= limit or chain[next_block] not in self._computing:
+            return False
+        owner, end = self._computing[chain[next_block]]
+        return end <= limit and self._of[owner].chain[end - 1] == chain[end - 1]
 
     def _chain_of(self, sequence: Sequence, num_blocks: int) -> list[Digest]:
-        memory = self._of.get(sequence.id)
-        chain = memory.chain if memory else self._chains.setdefault(sequence.id, [])
-        self._extend_chain(sequence, chain, num_blocks)
+        """Digests of at least the first `num_blocks` blocks, which are full."""
+        chain = self._chains.setdefault(sequence.id, [])
+        if len(chain) < num_blocks:
+            request, size = sequence.request, self.block_size
+            parent = chain[-1] if chain else root_digest(request.cache_salt, request.adapter, self._numerics)
+            chain += child_digests(parent, sequence.tokens[len(chain) * size : num_blocks * size], size)
         return chain
-
-    def _extend_chain(self, sequence: Sequence, chain: list[Digest], num_blocks: int) -> None:
-        if len(chain) >= num_blocks:
-            return
-        request, size = sequence.request, self.block_size
-        parent = chain[-1] if chain else root_digest(request.cache_salt, request.adapter, self._numerics)
-        for index in range(len(chain), num_blocks):
-            parent = child_digest(parent, sequence.tokens[index * size : (index + 1) * size])
-            chain.append(parent)
 
     # --- transactions ----------------------------------------------------------------------------------------------
 
-    def admit(self, sequence: Sequence, max_tokens: int, headroom: int) -> tuple[int, list[Copy]] | None:
+    def admit(self, sequence: Sequence, max_tokens: int, headroom: int) -> Room | None:
         """Take the prefix hit and room for all known tokens (behind a window: for the first span).
 
-        Sets `num_computed` to the hit. Returns the length of the first span (at most `max_tokens`) and its copies,
-        or None if that would leave fewer than `headroom` blocks available in a group (then the hit's blocks only count
-        as used just now).
+        Sets `num_computed` to the hit. Returns the room of the first span, of at most `max_tokens`, or None if that
+        would leave fewer than `headroom` blocks available in a group (then the hit's blocks only count as used just
+        now).
         """
         hit = self.match(sequence)
         num_hit = hit // self.block_size
@@ -147,36 +178,31 @@ class MemoryManager:
         copies: list[Copy] = []
         for memory, table, end in zip(self.groups, tables, ends, strict=True):
             copies += memory.grow(table, hit, end)
-        kept = self._of[sequence.id] = SequenceMemory(tuple(tables), chain, num_hit)
-        self._chains.pop(sequence.id, None)
-        kept.claimed = range(num_hit, len(chain))
-        for digest in chain[num_hit:]:
-            self._computing.setdefault(digest, sequence.id)
+        kept = self._of[sequence.id] = SequenceMemory(self.groups, tuple(tables), chain, num_hit)
+        self._claim(sequence, kept, num_hit)
         sequence.num_computed = hit
-        return count, copies
+        return count, copies, kept.block_arrays
 
-    def clip(self, sequence: Sequence, count: int) -> int:
-        """At most this many of the sequence's next `count` tokens may go into one span."""
-        start = sequence.num_scheduled
-        for memory, table in zip(self.groups, self._of[sequence.id].tables, strict=True):
-            count = memory.clip(table, start, count)
-        return count
-
-    def grow(self, sequence: Sequence, count: int) -> list[Copy] | None:
-        """Room to write the sequence's next `count` tokens: the copies to make first, or None."""
-        start = sequence.num_scheduled
+    def grow(self, sequence: Sequence, count: int) -> Room | None:
+        """Room to write the sequence's next tokens, at most `count` of them in one span; None if there is none."""
+        kept = self._of[sequence.id]
+        start = sequence.num_computed + sequence.num_in_flight
+        if start + count <= kept.room:
+            return count, (), kept.block_arrays
+        if count > 1:
+            for memory, table in kept.pairs:
+                count = memory.clip(table, start, count)
         end = start + count
-        tables = self._of[sequence.id].tables
-        for memory, table in zip(self.groups, tables, strict=True):
-            if memory.num_needed(table, start, end) > memory.num_available:
+        for memory, table in kept.pairs:
+            num_needed = memory.num_needed(table, start, end)
+            if num_needed and num_needed > memory.num_available:
                 return None
         copies: list[Copy] = []
-        for memory, table in zip(self.groups, tables, strict=True):
+        for memory, table in kept.pairs:
             copies += memory.grow(table, start, end)
-        return copies
-
-    def tables(self, sequence: Sequence) -> tuple[array, ...]:
-        return self._of[sequence.id].block_arrays
+        if not kept.sparse:
+            kept.room = min([memory.room(table) for memory, table in kept.pairs])
+        return count, copies, kept.block_arrays
 
     def fork(self, parent: Sequence, child: Sequence, num_spans: int) -> None:
         """Share the parent's blocks of [0, child.num_scheduled) with the child, of which the last `num_spans` spans
@@ -186,20 +212,26 @@ class MemoryManager:
         tables = tuple(
             memory.share(table, end, num_spans) for memory, table in zip(self.groups, origin.tables, strict=True)
         )
-        chain = origin.chain[: child.num_tokens // self.block_size]
-        self._of[child.id] = SequenceMemory(tables, chain, min(origin.num_published, len(chain)))
+        chain = self._chains[child.id] = origin.chain[: child.num_tokens // self.block_size]
+        self._of[child.id] = SequenceMemory(self.groups, tables, chain, min(origin.num_published, len(chain)))
+        origin.room = 0
 
     def computed(self, sequence: Sequence) -> None:
         """One span of the sequence has returned and `num_computed` has advanced: publish the blocks it filled."""
         kept = self._of[sequence.id]
-        num_full = min(sequence.num_computed, sequence.num_tokens) // self.block_size
-        if num_full > len(kept.chain):
-            self._extend_chain(sequence, kept.chain, num_full)
-        for memory, table in zip(self.groups, kept.tables, strict=True):
-            memory.computed(table, kept.chain, kept.num_published, sequence.num_computed)
-        if num_full > kept.num_published:
-            self._unclaim(sequence, kept, num_full)
+        num_computed, size = sequence.num_computed, self.block_size
+        if num_computed < kept.quiet_until:
+            return
+        num_full = min(num_computed, len(sequence.tokens)) // size
+        chain = self._chain_of(sequence, num_full)
+        new, num_scheduled = range(kept.num_published, num_full), num_computed + sequence.num_in_flight
+        kept.quiet_until = (num_full + 1) * size
+        for memory, table in kept.pairs:
+            kept.quiet_until = min(kept.quiet_until, memory.computed(table, chain, new, num_computed, num_scheduled))
+        if new:
             kept.num_published = num_full
+            if kept.claimed and self._is_hit_place(kept, num_full):
+                self._unclaim(sequence, kept, num_full)
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks; what was published stays findable until evicted. Nothing is in flight."""
@@ -209,14 +241,35 @@ class MemoryManager:
             memory.release(table)
 
     def forget(self, sequence: Sequence) -> None:
-        """A waiting sequence has ended."""
+        """The sequence has ended, and holds nothing."""
         self._chains.pop(sequence.id, None)
 
+    # --- announcements: a prefix being computed is shared too ------------------------------------------------------
+
+    def _is_hit_place(self, kept: SequenceMemory, num_blocks: int) -> bool:
+        """Whether others can hit the sequence's first `num_blocks` blocks once it has computed them."""
+        position = num_blocks * self.block_size
+        return not kept.sparse or all(memory.keeps(table, position) for memory, table in kept.sparse)
+
+    def _claim(self, sequence: Sequence, kept: SequenceMemory, num_hit: int) -> None:
+        """Announce the blocks from `num_hit` on, as far as others will be able to hit them."""
+        stop = end = 0
+        for index in range(len(kept.chain) - 1, num_hit - 1, -1):
+            if self._is_hit_place(kept, index + 1):
+                end = index + 1
+                stop = stop or end
+            if end:
+                known = self._computing.get(kept.chain[index])
+                if known is None or end < known[1]:  # whoever makes the shorter wait
+                    self._computing[kept.chain[index]] = (sequence.id, end)
+        kept.claimed = range(num_hit, max(num_hit, stop))
+
     def _unclaim(self, sequence: Sequence, kept: SequenceMemory, stop: int) -> None:
-        for digest in kept.chain[kept.claimed.start : min(stop, kept.claimed.stop)]:
-            if self._computing.get(digest) == sequence.id:
+        start, stop = kept.claimed.start, min(stop, kept.claimed.stop)
+        for digest in kept.chain[start:stop]:
+            if digest in self._computing and self._computing[digest][0] == sequence.id:
                 del self._computing[digest]
-        kept.claimed = range(max(kept.claimed.start, min(stop, kept.claimed.stop)), kept.claimed.stop)
+        kept.claimed = range(max(start, stop), kept.claimed.stop)
 
     # --- seen from outside -----------------------------------------------------------------------------------------
 
@@ -235,9 +288,16 @@ class MemoryManager:
             for memory in self.groups
         )
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Every invariant of pools, tree and tables; `sequences` are all that should hold memory. O(everything)."""
-        assert {sequence.id for sequence in sequences} == set(self._of), "memory outlived its sequence"
+    def check(self, sequences: Iterable[Sequence], waiting: Iterable[Sequence] = ()) -> None:
+        """Every invariant of pools, tree and tables; `sequences` are all that should hold memory, `waiting` those that
+        may come to. O(everything)."""
+        holding = {sequence.id for sequence in sequences}
+        assert holding == set(self._of), "memory outlived its sequence"
+        assert set(self._chains) == holding | {sequence.id for sequence in waiting}, "digests outlived their sequence"
+        for kept in self._of.values():
+            for memory, table in kept.pairs:
+                published = table.blocks[table.first : kept.num_published] if memory.is_plain else ()
+                assert all(self.tree.contains(memory.index, block) for block in published), "a full block is unknown"
         self.tree.check(
             [memory.pool for memory in self.groups],
             [memory.group.kind in (CacheKind.FULL, CacheKind.LATENT) for memory in self.groups],
@@ -253,3 +313,4 @@ class MemoryManager:
             digest for kept in self._of.values() for digest in kept.chain[kept.claimed.start : kept.claimed.stop]
         }
         assert set(self._computing) <= claimed, "a block is announced by nobody"
+        assert all(owner in self._of for owner, _ in self._computing.values())

@@ -29,8 +29,10 @@ class BlockPool:
         self.references[block] = 1
         return block
 
-    def hold(self, block: int) -> None:
+    def hold(self, block: int) -> bool:
+        """True when nobody held the block before."""
         self.references[block] += 1
+        return self.references[block] == 1
 
     def drop(self, block: int) -> bool:
         """True when nobody holds the block any more."""

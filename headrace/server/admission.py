@@ -6,16 +6,16 @@ engine's thread.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.randomness import draw_seed
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.errors import ApiError, bad_request, show
 from headrace.server.generation import TextOptions
-from headrace.server.limits import Limits
+from headrace.server.limits import CallLimits
 from headrace.server.protocol import ChatRequest, CompletionRequest, Message, Sampling, TokenizeRequest, message_content
 from headrace.text.chat import encode_chat
 from headrace.text.chat_template import TemplateError
@@ -32,6 +32,8 @@ class Job:
     text: tuple[TextOptions, ...]
     """Parallel to `requests`."""
     num_choices: int
+    only_echo: bool = False
+    """The reply is the prompt itself: nothing is computed."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -47,22 +49,30 @@ def check_model(name: str | None, served: Sequence[str]) -> None:
         )
 
 
-def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits: Limits, tenant: str) -> Job:
+def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
     if call.top_logprobs is not None and not call.logprobs:
         raise bad_request("invalid_value", "top_logprobs is only allowed with logprobs: true.", "top_logprobs")
     num_logprobs = _num_logprobs(call.top_logprobs or 0, "top_logprobs", limits) if call.logprobs else None
-    limit = min((n for n in (call.max_tokens, call.max_completion_tokens) if n is not None), default=None)
+    limit, limit_name = limit_of(call)
     options = TextOptions(_stops(call, limits), call.min_tokens or 0, num_logprobs is not None)
-    sampling = _sampling(call, limit, num_logprobs, deployment, limits)
+    sampling = _sampling(call, limit, num_logprobs, deployment, limits, limit_name=limit_name)
     prompt = encode_messages(call.messages, deployment)
     request = Request(call_id, prompt, sampling, num_choices, tenant=tenant, cache_salt=tenant)
     return Job((request,), (options,), num_choices)
 
 
+def limit_of(call: ChatRequest) -> tuple[int | None, str]:
+    """The most tokens a chat asks for, and the name it used for them: the smaller one counts."""
+    newer, older = call.max_completion_tokens, call.max_tokens
+    if newer is not None and (older is None or newer <= older):
+        return newer, "max_completion_tokens"
+    return older, "max_tokens"
+
+
 def prepare_completion(
-    call: CompletionRequest, call_id: str, deployment: Deployment, limits: Limits, tenant: str
+    call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str
 ) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
@@ -76,6 +86,8 @@ def prepare_completion(
     echo = bool(call.echo)
     stops = _stops(call, limits)
     sampling = _sampling(call, call.max_tokens, num_logprobs, deployment, limits)
+    if call.max_tokens == 0 and echo and num_choices > 1:
+        raise bad_request("invalid_value", f"n is {num_choices}; with max_tokens 0 all choices are the prompt.", "n")
     requests, options = [], []
     for i, text in enumerate(call.prompt):
         prompt, has_bos = _prompt_ids(text, call.add_special_tokens is not False, deployment)
@@ -95,7 +107,8 @@ def prepare_completion(
                 cache_salt=tenant,
             )
         )
-    return Job(tuple(requests), tuple(options), num_choices)
+    only_echo = echo and call.max_tokens == 0 and num_logprobs is None
+    return Job(tuple(requests), tuple(options), num_choices, only_echo)
 
 
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
@@ -105,6 +118,7 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
     if call.messages is not None:
         return encode_messages(call.messages, deployment)
     assert call.prompt is not None, "checked above"
+    _check_size(call.prompt, "prompt", deployment)
     return tuple(
         deployment.tokenizer.encode(
             call.prompt, add_special_tokens=call.add_special_tokens is not False, parse_special=True
@@ -114,11 +128,10 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises `ApiError` (400) for the first id outside the vocabulary."""
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise bad_request(
-                "invalid_value", f"{param} has the token id {show(token)}; ids are 0 to {vocab_size - 1}.", param
-            )
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    token = next(token for token in ids if not 0 <= token < vocab_size)
+    raise bad_request("invalid_value", f"{param} has the token id {show(token)}; ids are 0 to {vocab_size - 1}.", param)
 
 
 def encode_messages(messages: Sequence[Message], deployment: Deployment) -> tuple[int, ...]:
@@ -139,25 +152,24 @@ def encode_messages(messages: Sequence[Message], deployment: Deployment) -> tupl
         plain.append({"role": role, "content": message_content(message, f"messages[{i}].")})
         if message.name:
             plain[-1]["name"] = message.name
+    _check_size(plain, "messages", deployment)
     try:
-        return tuple(encode_chat(deployment.tokenizer, deployment.template, plain).ids)
+        ids = tuple(encode_chat(deployment.tokenizer, deployment.template, plain).ids)
     except TemplateError as error:
         raise bad_request(
             "template_error", f"The model's chat template refuses these messages: {error}", "messages"
         ) from error
-
-
-def draw_seed() -> int:
-    """A seed for a request that brought none: from here on its randomness is fixed."""
-    return secrets.randbits(63)
+    check_encoded(ids, deployment, "messages")
+    return ids
 
 
 def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Deployment) -> tuple[tuple[int, ...], bool]:
     """(ids, whether the first is a BOS that the text does not show)."""
     tokenizer = deployment.tokenizer
     if not isinstance(text, str):
-        check_ids(text, tokenizer.vocab_size, "prompt")
+        check_ids(text, deployment.vocab_size, "prompt")
         return text, False
+    _check_size(text, "prompt", deployment)
     ids = tuple(tokenizer.encode(text, add_special_tokens=add_special, parse_special=True))
     if not ids:
         raise bad_request(
@@ -165,24 +177,60 @@ def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Depl
             "prompt is empty, and this model has no token to begin a text with; give it some text.",
             "prompt",
         )
+    check_encoded(ids, deployment, "prompt")
     return ids, add_special and ids[0] == tokenizer.bos_id
 
 
-def _num_choices(call: Sampling, limits: Limits) -> int:
+def check_encoded(ids: Sequence[int], deployment: Deployment, param: str) -> None:
+    """Raises `ApiError` (400) for a token that the text has and the model has not (Gemma's image token, say)."""
+    if max(ids, default=0) >= deployment.vocab_size:
+        token = next(token for token in ids if token >= deployment.vocab_size)
+        raise bad_request(
+            "invalid_value",
+            f"{param} has the token {show(deployment.tokenizer.text_of(token))} (id {token}), which this model was not "
+            f"made to read: its ids end at {deployment.vocab_size - 1}. Leave it out.",
+            param,
+        )
+
+
+def _check_size(value: object, param: str, deployment: Deployment) -> None:
+    """Refuse what cannot fit whatever its tokens are, before anything as long as it is rendered or encoded.
+
+    A token covers at most the bytes of the longest one, so at most as many characters.
+    """
+    num_chars = _num_chars(value)
+    most = deployment.context_length * deployment.tokenizer.max_token_bytes
+    if num_chars > most:
+        raise bad_request(
+            "context_length_exceeded",
+            f"this model reads at most {deployment.context_length} tokens, which no {param} of {num_chars} characters "
+            f"can be (at most {most}). Shorten it.",
+            param,
+        )
+
+
+def _num_chars(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_num_chars, value.values()))
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 0
+
+
+def _num_choices(call: Sampling, limits: CallLimits) -> int:
     n = 1 if call.n is None else call.n
-    most = min(limits.max_choices, limits.max_running)
-    if not 1 <= n <= most:
-        raise bad_request("invalid_value", f"n is {n}; it must be between 1 and {most}.", "n")
+    if not 1 <= n <= limits.max_choices:
+        raise bad_request("invalid_value", f"n is {n}; it must be between 1 and {limits.max_choices}.", "n")
     return n
 
 
-def _num_logprobs(count: int, name: str, limits: Limits) -> int:
+def _num_logprobs(count: int, name: str, limits: CallLimits) -> int:
     if count > limits.max_logprobs:
         raise bad_request("invalid_value", f"{name} is {count}; it must be at most {limits.max_logprobs}.", name)
     return count
 
 
-def _stops(call: Sampling, limits: Limits) -> tuple[str, ...]:
+def _stops(call: Sampling, limits: CallLimits) -> tuple[str, ...]:
     stops = call.stop or ()
     if len(stops) > limits.max_stops:
         raise bad_request(
@@ -199,9 +247,15 @@ def _stops(call: Sampling, limits: Limits) -> tuple[str, ...]:
 
 
 def _sampling(
-    call: Sampling, max_tokens: int | None, num_logprobs: int | None, deployment: Deployment, limits: Limits
+    call: Sampling,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    deployment: Deployment,
+    limits: CallLimits,
+    *,
+    limit_name: str = "max_tokens",
 ) -> SamplingParams:
-    tokenizer = deployment.tokenizer
+    vocab_size = deployment.vocab_size
     bias = call.logit_bias or ()
     if len(bias) > limits.max_logit_bias:
         raise bad_request(
@@ -209,15 +263,17 @@ def _sampling(
             f"logit_bias has {len(bias)} entries; at most {limits.max_logit_bias} are allowed.",
             "logit_bias",
         )
-    check_ids([token for token, _ in bias], tokenizer.vocab_size, "logit_bias")
+    check_ids([token for token, _ in bias], vocab_size, "logit_bias")
     stop_ids = frozenset(call.stop_token_ids or ())
-    check_ids(tuple(stop_ids), tokenizer.vocab_size, "stop_token_ids")
+    check_ids(tuple(stop_ids), vocab_size, "stop_token_ids")
     if not call.ignore_eos:
-        stop_ids |= frozenset(tokenizer.eos_ids)
+        stop_ids |= deployment.eos_ids
 
     if max_tokens is not None and call.min_tokens is not None and call.min_tokens > max_tokens:
         raise bad_request(
-            "invalid_value", f"min_tokens is {call.min_tokens}, more than the {max_tokens} of max_tokens.", "min_tokens"
+            "invalid_value",
+            f"min_tokens is {call.min_tokens}, more than the {max_tokens} of {limit_name}.",
+            "min_tokens",
         )
     given = {
         "temperature": call.temperature,

@@ -19,7 +19,7 @@ from headrace.core.errors import HeadraceError
 from headrace.server import admission, protocol, system
 from headrace.server.errors import ApiError, as_api_error, handle_http_exception
 from headrace.server.guard import ApiKeyGuard
-from headrace.server.limits import Limits
+from headrace.server.limits import CallLimits
 from headrace.server.replies import GenerationReply, Plan, arrival, read_body
 from headrace.server.responses import ChatWriter, CompletionWriter, Header, Model
 from headrace.server.service import Service
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def create_app(
     deployment: Deployment,
     *,
-    limits: Limits | None = None,
+    limits: CallLimits | None = None,
     aliases: Sequence[str] = (),
     api_keys: Sequence[str] = (),
 ) -> FastAPI:
@@ -40,7 +40,7 @@ def create_app(
     `aliases`: further names under which requests may ask for the model. `api_keys`: if any, every path but /health
     needs one of them; each key is a tenant with prefixes of its own.
     """
-    service = Service(deployment, limits or Limits(), tuple(aliases))
+    service = Service(deployment, limits or CallLimits(), tuple(aliases))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +83,8 @@ def create_app(
         ("GET", "/metrics", handlers.metrics),
         ("GET", "/version", handlers.version),
     ):
-        app.add_api_route(path, handler, methods=[method], response_model=None)
+        methods = ["GET", "HEAD"] if method == "GET" else [method]
+        app.add_api_route(path, handler, methods=methods, response_model=None)
     return app
 
 
@@ -101,9 +102,9 @@ class Handlers:
         header = self._header("chatcmpl", call)
         prepare = partial(admission.prepare_chat, call, header.id, service.deployment, service.limits, _tenant(request))
         writer = ChatWriter(header, service.deployment.tokenizer, bool(call.logprobs))
-        return GenerationReply(
-            service, Plan(header.id, 1, prepare, writer, bool(call.stream), header.include_usage, start_s)
-        )
+        names = {"prompt": "messages", "max_tokens": admission.limit_of(call)[1]}
+        plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), header.include_usage, start_s)
+        return GenerationReply(service, plan)
 
     async def completions(self, request: Request) -> Response:
         start_s = arrival()
@@ -115,7 +116,10 @@ class Handlers:
             admission.prepare_completion, call, header.id, service.deployment, service.limits, _tenant(request)
         )
         writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs)
-        plan = Plan(header.id, len(call.prompt), prepare, writer, bool(call.stream), header.include_usage, start_s)
+        names = {"messages": "prompt"}
+        plan = Plan(
+            header.id, len(call.prompt), prepare, names, writer, bool(call.stream), header.include_usage, start_s
+        )
         return GenerationReply(service, plan)
 
     async def models(self, request: Request) -> Response:
@@ -167,7 +171,8 @@ class Handlers:
         body = await read_body(request, service.limits.max_body_bytes)
         if len(body) < _PARSE_HERE_BYTES:
             return protocol.parse(kind, body)
-        return await service.in_text_pool(protocol.parse, kind, body)
+        with service.parsing():
+            return await service.in_text_pool(protocol.parse, kind, body)
 
     def _header(self, prefix: str, call: protocol.Sampling) -> Header:
         name = call.model if call.model is not None else self._service.names[0]

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.backends.kv_store import KVStore
+from headrace.backends.native import _native
+from headrace.backends.native.model import NativeModel
 from headrace.backends.reference.model import ReferenceModel
+from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.cache import CacheGroup
 from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
+from headrace.core.protocols import Executor
 from headrace.engine.budget import FixedBudget
 from headrace.engine.engine import Engine
 from headrace.engine.gates import Gates
@@ -21,7 +27,8 @@ from headrace.engine.limits import Limits
 from headrace.engine.policies.fcfs import FirstComeFirstServed
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.state import EngineState
-from headrace.executor.local import LocalExecutor
+from headrace.executor.local import Backend, LocalExecutor
+from headrace.executor.native import NativeExecutor
 from headrace.executor.sizing import blocks_within
 from headrace.memory.manager import MemoryManager
 from headrace.models.catalogue import DEFAULT_MODEL
@@ -29,6 +36,7 @@ from headrace.models.fetch import resolve
 from headrace.models.loaders.checkpoint import Checkpoint, open_checkpoint
 from headrace.models.progress import Progress, no_progress
 from headrace.models.registry import ModelDescription, describe, open_weights
+from headrace.models.weights import Weights
 from headrace.program.cache import cache_groups
 from headrace.program.program import Program
 from headrace.server import system
@@ -39,7 +47,9 @@ log = logging.getLogger("headrace")
 
 CHECKPOINT_TOKENS = 256  # between kept recurrent states: a hit recomputes at most this much
 KV_MEMORY_SHARE = 0.25  # of the memory that is free at start, unless told otherwise
-REFERENCE_NUMERICS = "reference/float32"
+KV_FORMATS = {"f16": 2, "f32": 4}
+"""Bytes of a number in the cache."""
+KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,14 @@ class ServeConfig:
     chat_template: Path | None = None
     """Takes the place of the model's own."""
     served_model_name: str | None = None
+    backend: str = "native"
+    """native: C++ on the CPU; reference: NumPy, float32, slow."""
+    threads: int | None = None
+    """Of the native backend. None: the cores this process may use."""
+    isa: str = ""
+    """Instruction set of the native backend; empty: the best this processor has."""
+    kv_format: str = "f16"
+    """Keys and values in the cache: f16 or f32."""
 
 
 @dataclass(slots=True)
@@ -74,9 +92,20 @@ class Deployment:
     context_length: int
     description: ModelDescription
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that can be read: those of tokenizer and embedding alike. Either may have more."""
+        return min(self.tokenizer.vocab_size, self.description.vocab_size)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+        return frozenset(token for token in self.tokenizer.eos_ids if token < self.vocab_size)
+
 
 def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
     """Fetch, load and compose. Raises `HeadraceError` of one kind or another for whatever does not fit."""
+    _check(config)
     progress = progress or no_progress
     path = resolve(config.model, progress)
     checkpoint = open_checkpoint(path)
@@ -87,18 +116,18 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
     weights = open_weights(checkpoint, description.program)
     for name in weights.unused:
         log.warning("tensor %s of %s is not used by architecture %s", name, path.name, description.architecture)
-    model = ReferenceModel.load(description.program, weights, progress)
-    numerics = f"{checkpoint.digest()}/{REFERENCE_NUMERICS}"
-    groups = cache_groups(description.program, config.block_size, checkpoint_interval=_checkpoint_interval(config))
+    groups, num_blocks = cache_of(config, description.program, context_length)
+    backend = load_backend(
+        config, description.program, weights, groups, num_blocks, context_length=context_length, progress=progress
+    )
     engine = compose(
         config,
-        description.program,
-        model,
+        backend,
         groups,
-        _blocks(config, groups, context_length),
+        num_blocks,
         context_length=context_length,
-        vocab_size=tokenizer.vocab_size,
-        numerics=numerics,
+        vocab_size=min(tokenizer.vocab_size, description.vocab_size),
+        numerics=f"{checkpoint.digest()}/{backend.numerics}",
     )
     return Deployment(
         engine=engine,
@@ -110,10 +139,39 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
     )
 
 
-def compose(
+def load_backend(
     config: ServeConfig,
     program: Program,
-    model: ReferenceModel,
+    weights: Weights,
+    groups: tuple[CacheGroup, ...],
+    num_blocks: tuple[int, ...],
+    *,
+    context_length: int,
+    progress: Progress = no_progress,
+) -> Backend | NativeModel:
+    """The program with its weights and a cache of `num_blocks` per group, in the backend that the config names."""
+    if config.backend == "reference":
+        store = KVStore(program, groups, num_blocks, dtype=KV_DTYPES[config.kv_format])
+        return ReferenceRunner(ReferenceModel.load(program, weights, progress), store)
+    if config.backend == "native":
+        return NativeModel(
+            program,
+            weights,
+            groups,
+            num_blocks,
+            max_tokens=config.max_step_tokens,
+            context_length=context_length,
+            num_threads=config.threads or system.usable_cores()[0],
+            kv_f16=config.kv_format == "f16",
+            isa=config.isa,
+            progress=progress,
+        )
+    raise ConfigurationError(f"backend is {config.backend!r}; it must be 'native' or 'reference'.")
+
+
+def compose(
+    config: ServeConfig,
+    backend: Backend | NativeModel,
     groups: tuple[CacheGroup, ...],
     num_blocks: tuple[int, ...],
     *,
@@ -121,7 +179,7 @@ def compose(
     vocab_size: int,
     numerics: str,
 ) -> Engine:
-    """Memory, scheduler and executor around a loaded model. `num_blocks` per cache group."""
+    """Memory, scheduler and executor around a loaded backend. `num_blocks` per cache group."""
     memory = MemoryManager(groups, num_blocks, numerics)
     capacity = memory.capacity_tokens(config.max_step_tokens, config.depth)
     if capacity < context_length:
@@ -131,17 +189,30 @@ def compose(
         FirstComeFirstServed(),
         Gates([RunningGate(config.max_running), PrefixGate()]),
         FixedBudget(config.max_step_tokens),
-        Limits(context_length, capacity, config.max_queue, config.max_running),
+        Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size),
     )
-    executor = LocalExecutor(model, KVStore(program, groups, num_blocks), vocab_size)
+    executor: Executor = (
+        NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
+        if isinstance(backend, NativeModel)
+        else LocalExecutor(backend, vocab_size)
+    )
     return Engine(scheduler, executor, WallClock(), config.depth)
 
 
-def _blocks(config: ServeConfig, groups: tuple[CacheGroup, ...], context_length: int) -> tuple[int, ...]:
+def cache_of(
+    config: ServeConfig, program: Program, context_length: int
+) -> tuple[tuple[CacheGroup, ...], tuple[int, ...]]:
+    """The cache groups of a program and the blocks each gets. Raises `ConfigurationError` for too little memory."""
+    groups = cache_groups(
+        program,
+        config.block_size,
+        element_bytes=KV_FORMATS[config.kv_format],
+        checkpoint_interval=_checkpoint_interval(config),
+    )
     kv_bytes = config.kv_memory_bytes
     if kv_bytes is None:
         kv_bytes = int(system.memory_bytes()[1] * KV_MEMORY_SHARE)
-    return blocks_within(
+    return groups, blocks_within(
         groups,
         kv_bytes,
         context_length=context_length,
@@ -169,6 +240,23 @@ def load_tokenizer(checkpoint: Checkpoint, description: ModelDescription) -> Tok
         )
     except (ValueError, KeyError) as error:
         raise ConfigurationError(f"the tokenizer of {checkpoint.source} cannot be read: {error}") from error
+
+
+def _check(config: ServeConfig) -> None:
+    """What can be seen before a model is fetched. Raises `ConfigurationError`."""
+    for name, known in (("backend", ("native", "reference")), ("kv_format", tuple(KV_FORMATS)), ("isa", _isas(config))):
+        if known and getattr(config, name) not in known:
+            allowed = ", ".join(map(repr, known))
+            raise ConfigurationError(f"{name} is {getattr(config, name)!r}; it must be one of {allowed}.")
+    if config.threads is not None and config.threads < 1:
+        raise ConfigurationError(f"threads is {config.threads}; it must be at least 1.")
+
+
+def _isas(config: ServeConfig) -> tuple[str, ...]:
+    """Instruction sets to choose from; none where none was chosen."""
+    if config.backend != "native" or not config.isa:
+        return ()
+    return tuple(_native.isas())
 
 
 def _context_length(config: ServeConfig, description: ModelDescription) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from collections.abc import Mapping
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.core.errors import Overloaded, RequestError
+from headrace.core.errors import HeadraceError, Overloaded, RequestError
 
 log = logging.getLogger("headrace.server")
 
 
-class ApiError(Exception):
+class ApiError(HeadraceError):
     """An error with its HTTP status; `code` is what clients switch on, `param` the field at fault."""
 
     def __init__(
@@ -55,6 +57,17 @@ def bad_request(code: str, message: str, param: str | None = None) -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
+def in_words_of(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The engine's refusal in the words of a call: `names` maps its parameters to the client's."""
+    limit = names.get("max_tokens", "max_tokens")
+    return type(error)(
+        error.code,
+        re.sub(r"\bmax_tokens\b", limit, error.message),
+        param=names.get(error.param, error.param) if error.param else None,
+        retry_after_s=error.retry_after_s,
+    )
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The error a client is shown; what nobody raised on purpose is logged and becomes a 500 without details."""
     match error:
@@ -66,11 +79,6 @@ def as_api_error(error: Exception) -> ApiError:
             return bad_request(error.code, error.message, error.param)
     log.error("A request failed on a bug of the server", exc_info=error)
     return ApiError(500, "internal_error", "The server failed on this request; its log says why.")
-
-
-async def handle_error(_: Request, error: Exception) -> Response:
-    """For everything a handler raises."""
-    return as_api_error(error).response()
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:

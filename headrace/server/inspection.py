@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core.cache import CacheGroup, CacheKind
+from headrace.core.errors import ConfigurationError
+from headrace.memory.manager import MemoryManager
 from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.models.registry import describe
 from headrace.program.cache import CacheSpec
+from headrace.program.program import Program
 from headrace.server import system
-
-ELEMENT_BYTES = 4
-"""The reference backend keeps weights, keys and values in float32."""
+from headrace.server.build import KV_FORMATS, ServeConfig, cache_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,20 @@ class GroupReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """The cache that `headrace serve` would allocate."""
+
+    kv_format: str
+    num_bytes: int
+    num_tokens: int
+    """Tokens of all sequences together; 0 where the model keeps only windows and states."""
+    longest_tokens: int
+    """Longest sequence that can be served."""
+    num_full_sequences: int
+    """Sequences of the whole context at once, `max_running` at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     path: Path
     architecture: str
@@ -54,36 +71,21 @@ class ModelReport:
     groups: tuple[GroupReport, ...]
     memory_bytes: int
     """What this process may use now."""
+    cache: CacheReport | None
+    """What `headrace serve` would give the cache here; None: not even one sequence fits."""
 
     @property
-    def bytes_at_context(self) -> int:
-        """Cache bytes of one sequence of the whole context."""
-        return sum(group.bytes_at(self.context_length) for group in self.groups)
-
-    @property
-    def loaded_bytes(self) -> int:
-        """Of the weights in memory."""
-        return ELEMENT_BYTES * self.num_parameters
-
-    @property
-    def bytes_left(self) -> int:
-        """Memory left for the cache beside the weights; negative: the weights do not fit."""
-        return self.memory_bytes - self.loaded_bytes
-
-    @property
-    def num_full_sequences(self) -> int:
-        """How many sequences of the whole context fit."""
-        return max(0, self.bytes_left) // max(1, self.bytes_at_context)
-
-    @property
-    def num_tokens(self) -> int:
-        """Cached tokens that fit, all sequences together; windows and states not counted in their favour."""
-        per_token = sum(group.bytes_per_token for group in self.groups)
-        return max(0, self.bytes_left) // per_token if per_token else 0
+    def fits(self) -> bool:
+        """Beside the cache there is room for the weights. The native backend keeps them about as large as stored."""
+        return self.cache is not None and self.num_bytes + self.cache.num_bytes <= self.memory_bytes
 
 
-def report_model(path: Path) -> ModelReport:
-    """Reads headers only. Raises `CheckpointError`, `ConfigurationError`."""
+def report_model(path: Path, config: ServeConfig | None = None) -> ModelReport:
+    """Reads headers only. `config`: as it would be served; by default as `headrace serve` does without options.
+
+    Raises `CheckpointError`, `ConfigurationError`.
+    """
+    config = config or ServeConfig()
     checkpoint = open_checkpoint(path)
     description = describe(checkpoint)
     counts: Counter[str] = Counter()
@@ -99,14 +101,51 @@ def report_model(path: Path) -> ModelReport:
         context_length=description.context_length,
         vocab_size=description.vocab_size,
         formats=tuple(FormatShare(name, counts[name], num_bytes) for name, num_bytes in sizes.most_common()),
-        groups=tuple(_group(spec) for spec in description.program.cache),
+        groups=tuple(_group(spec, KV_FORMATS[config.kv_format]) for spec in description.program.cache),
         memory_bytes=system.memory_bytes()[1],
+        cache=_cache(config, description.program, description.context_length),
     )
 
 
-def _group(spec: CacheSpec) -> GroupReport:
-    is_state = spec.kind.value == "state"
-    num_bytes = spec.bytes_per_block(1, ELEMENT_BYTES)
+def _cache(config: ServeConfig, program: Program, context_length: int) -> CacheReport | None:
+    try:
+        groups, num_blocks = cache_of(config, program, context_length)
+        capacity = MemoryManager(groups, num_blocks, "").capacity_tokens(config.max_step_tokens, config.depth)
+    except ConfigurationError:
+        return None
+    longest = min(capacity, context_length)
+    tokens = [
+        count * group.block_size
+        for group, count in zip(groups, num_blocks, strict=True)
+        if group.kind in (CacheKind.FULL, CacheKind.LATENT)
+    ]
+    return CacheReport(
+        kv_format=config.kv_format,
+        num_bytes=sum(count * group.bytes_per_block for group, count in zip(groups, num_blocks, strict=True)),
+        num_tokens=min(tokens, default=0),
+        longest_tokens=longest,
+        num_full_sequences=_num_full_sequences(config, groups, num_blocks, context_length),
+    )
+
+
+def _num_full_sequences(
+    config: ServeConfig, groups: Sequence[CacheGroup], num_blocks: Sequence[int], context_length: int
+) -> int:
+    most = config.max_running
+    for group, count in zip(groups, num_blocks, strict=True):
+        if group.kind is CacheKind.STATE:
+            each = config.depth + 1
+        elif group.window:
+            each = -(-min(context_length, group.window) // group.block_size) + 1  # it may begin inside a block
+        else:
+            each = -(-context_length // group.block_size)
+        most = min(most, count // each)
+    return most
+
+
+def _group(spec: CacheSpec, element_bytes: int) -> GroupReport:
+    is_state = spec.kind is CacheKind.STATE
+    num_bytes = spec.bytes_per_block(1, element_bytes)
     return GroupReport(
         name=spec.name,
         kind=spec.kind.value,

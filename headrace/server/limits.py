@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """Caps per call. Defaults are generous for people and small enough that no single call can hurt the others."""
 
     max_choices: int = 16
-    """`n`. Never above the number of sequences that can run at once."""
+    """`n`. The engine refuses more than can run at once."""
     max_logprobs: int = 20
     """`top_logprobs` (chat) and `logprobs` (completions)."""
     max_stops: int = 16
@@ -19,6 +19,3 @@ class Limits:
     max_prompts: int = 64
     """Prompts in one completions call."""
     max_body_bytes: int = 8 << 20
-    max_running: int = 64
-    """Sequences the engine runs at once: with `max_queue`, when a call is refused before its prompt is tokenized."""
-    max_queue: int = 256

@@ -7,7 +7,7 @@ Three kinds of fields besides those declared here, each refused or accepted by n
   otherwise a 400 that says so;
 - anything else is a typing error or another server's extension: a 400 with the nearest known name.
 
-Values are judged where they mean something: ranges by `SamplingParams`, caps by `Limits`, in `admission`.
+Values are judged where they mean something: ranges by `SamplingParams`, caps by `CallLimits`, in `admission`.
 """
 
 from __future__ import annotations

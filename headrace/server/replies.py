@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.core.errors import RequestError
 from headrace.server.admission import Job
-from headrace.server.errors import ApiError, as_api_error
+from headrace.server.errors import ApiError, as_api_error, in_words_of
 from headrace.server.generation import Delta
 from headrace.server.responses import DONE, Writer, event
 from headrace.server.service import Generation, Service
@@ -54,6 +55,8 @@ class Plan:
     num_requests: int
     prepare: Callable[[], Job]
     """Runs in the text pool."""
+    names: Mapping[str, str]
+    """The engine's names of parameters -> the client's, where they differ."""
     writer: Writer
     stream: bool
     include_usage: bool
@@ -98,8 +101,11 @@ class GenerationReply(Response):
     async def _answer(self, send: Send) -> None:
         plan = self._plan
         with self._service.entering(plan.num_requests):
-            job = await self._service.in_text_pool(plan.prepare)
-            generation = await self._service.generate(plan.call_id, job, plan.arrival_s)
+            try:
+                job = await self._service.in_text_pool(plan.prepare)
+                generation = await self._service.generate(plan.call_id, job, plan.arrival_s)
+            except RequestError as error:
+                raise in_words_of(error, plan.names) from error
         try:
             await (self._stream if plan.stream else self._whole)(generation, send)
         except BaseException as error:

@@ -21,7 +21,7 @@ from headrace.core.errors import ConfigurationError
 from headrace.models.progress import Progress
 from headrace.server.app import create_app
 from headrace.server.build import ServeConfig, build
-from headrace.server.limits import Limits
+from headrace.server.limits import CallLimits
 from headrace.server.service import Service
 
 log = logging.getLogger("headrace.server")
@@ -46,7 +46,7 @@ class ServerOptions:
     log_requests: bool = True
     """One line per finished call, on standard error."""
     access_log: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: CallLimits = field(default_factory=CallLimits)
 
 
 def serve(

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from headrace.core.events import TokenEvent
+from headrace.core.sequence import FinishReason
 from headrace.server.admission import Job
 from headrace.server.engine_thread import EngineFailure, EngineThread
 from headrace.server.errors import ApiError
 from headrace.server.generation import Delta, TextStage
-from headrace.server.limits import Limits
+from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
 from headrace.server.responses import PromptTokensDetails, Usage
 
@@ -28,12 +29,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TEXT_THREADS = 2
+MAX_PARSING = 16
+"""Large bodies that may wait to be parsed: no call is counted before it is parsed, and each holds its body."""
 
 
 class Service:
     """A deployment, the thread that runs its engine, and what is open on it. Used from the event loop only."""
 
-    def __init__(self, deployment: Deployment, limits: Limits, aliases: tuple[str, ...] = ()) -> None:
+    def __init__(self, deployment: Deployment, limits: CallLimits, aliases: tuple[str, ...] = ()) -> None:
         self.deployment = deployment
         self.limits = limits
         self.names = tuple(dict.fromkeys((deployment.name, *aliases)))
@@ -45,6 +48,7 @@ class Service:
         self._num_calls = 0
         self._num_entering = 0
         """Requests on their way to the engine's queue, which its snapshot does not count yet."""
+        self._num_parsing = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._generations: set[Generation] = set()
@@ -84,6 +88,22 @@ class Service:
                 self._idle.set()
 
     @contextmanager
+    def parsing(self) -> Iterator[None]:
+        """Around the parsing of a body in the text pool. Raises `ApiError` (429) where too many wait for that."""
+        if self._num_parsing >= MAX_PARSING:
+            raise ApiError(
+                429,
+                "too_many_large_bodies",
+                f"{self._num_parsing} large requests are being parsed already; try again shortly.",
+                retry_after_s=1,
+            )
+        self._num_parsing += 1
+        try:
+            yield
+        finally:
+            self._num_parsing -= 1
+
+    @contextmanager
     def entering(self, num_requests: int) -> Iterator[None]:
         """From the parsed call to the engine's verdict (or to its tokens, where only these are wanted).
 
@@ -91,12 +111,12 @@ class Service:
         The engine has the last word when the request arrives there.
         """
         stats = self.engine.stats
-        places = self.limits.max_queue + max(0, self.limits.max_running - stats.num_running)
-        if stats.num_waiting + self._num_entering + num_requests > places:
+        free = stats.num_places - self._num_entering
+        if num_requests > free:
             raise ApiError(
                 429,
                 "queue_full",
-                f"{stats.num_waiting + self._num_entering} requests are waiting and the queue holds {places}; "
+                f"{stats.num_waiting + self._num_entering} requests are waiting, which leaves room for {max(0, free)}; "
                 "try again later or send fewer at once.",
                 retry_after_s=1,
             )
@@ -109,6 +129,10 @@ class Service:
     async def generate(self, call_id: str, job: Job, arrival_s: float) -> Generation:
         """Submit a job. The caller closes the generation. Raises `RequestError` where the engine refuses."""
         generation = Generation(self, call_id, job, arrival_s)
+        if job.only_echo:
+            for request in job.requests:
+                generation.push(TokenEvent(request.id, 0, finish_reason=FinishReason.LENGTH))
+            return generation
         try:
             await self.engine.submit(job.requests, generation)
         except EngineFailure as error:
@@ -247,8 +271,9 @@ class Generation:
         usage = self.usage
         first = self._first_token_s
         ttft_ms = f"{(first - self._arrival_s) * 1e3:.1f}" if first is not None else "-"
-        rate = "-"
-        if first is not None and usage.completion_tokens > 1 and now > first:
+        rate = "-"  # of several choices it would be their sum, over a time that some of them waited
+        is_single = len(self._job.requests) * self._job.num_choices == 1
+        if is_single and first is not None and usage.completion_tokens > 1 and now > first:
             rate = f"{(usage.completion_tokens - 1) / (now - first):.1f}"
         request_log.info(
             "request id=%s prompt_tokens=%d cached_tokens=%d generated_tokens=%d ttft_ms=%s tokens_per_s=%s "

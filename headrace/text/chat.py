@@ -10,7 +10,7 @@ So a mark also guards an edge that could be the end, or the beginning, of one. L
 could bring about: cutting a message apart and gluing the middle to half a token of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -163,9 +163,10 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _unused_character(texts: list[str]) -> str:
+def _unused_character(texts: Iterable[str]) -> str:
+    used = set[str]().union(*texts)  # once: a text may hold all marks but the last
     for candidates in _MARKS:
         for code in candidates:
-            if not any(chr(code) in text for text in texts):
+            if chr(code) not in used:
                 return chr(code)
     raise TemplateError("the messages hold every character that could mark content; leave out the rarest ones")

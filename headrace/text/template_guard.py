@@ -30,8 +30,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from headrace.core.errors import HeadraceError
 
-class TemplateError(ValueError):
+
+class TemplateError(HeadraceError, ValueError):
     """A chat template cannot be used, or refused these messages. The text is fit to show to a client."""
 
 

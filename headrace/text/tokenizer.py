@@ -34,6 +34,7 @@ class Tokenizer:
 
     Attributes:
         pieces: the exact bytes of each token id; what streaming adds up. Control tokens: the bytes of their text.
+        max_token_bytes: the longest of them.
         bos_id, eos_id: None where the vocabulary has none.
         eos_ids: every id that ends a generation; a superset of eos_id.
         special_ids: the control tokens.
@@ -69,6 +70,7 @@ class Tokenizer:
         self._strips = strips or {}
         self.control = control
         self.pieces = pieces
+        self.max_token_bytes = max(map(len, pieces), default=0)
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.special_ids = frozenset(control.ids.values())

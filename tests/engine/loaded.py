@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.backends.kv_store import KVStore
 from headrace.backends.reference.model import ReferenceModel
+from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
 from headrace.core.result import TokenLogprob
@@ -43,8 +45,7 @@ class Loaded:
         context_length = min(self.description.context_length, num_blocks * config.block_size)
         return compose(
             config,
-            program,
-            self.model,
+            ReferenceRunner(self.model, KVStore(program, groups, (num_blocks,) * len(groups))),
             groups,
             (num_blocks,) * len(groups),
             context_length=context_length,

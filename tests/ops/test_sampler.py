@@ -100,6 +100,29 @@ def test_bias_and_the_mask_of_early_stops():
     assert sample(logits, row(params, num_prompt=4, position=6)) == 0
 
 
+def test_the_mask_of_early_stops_leaves_a_token():
+    """With every token a stop token all were masked: NaN probabilities, and the first id whatever the logits."""
+    logits = np.array([0.5, 9.0, 4.0], np.float32)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, min_tokens=5, stop_token_ids=frozenset(range(3)), seed=2)
+        free = SamplingParams(temperature=temperature, seed=2)
+        for position in range(4, 9):
+            assert sample(logits, row(params, position=position)) == sample(logits, row(free, position=position))
+
+
+def test_the_least_temperatures_are_greedy():
+    """Ties included, so that a division which overflows to infinity decides nothing."""
+    for temperature in (0.0, 1e-300, 9e-6):
+        params = SamplingParams(temperature=temperature, seed=3)
+        assert params.is_greedy
+        assert {sample(np.array([1, 5, 5], np.float32), row(params, position=p)) for p in range(20)} == {1}
+    assert not SamplingParams(temperature=1e-5).is_greedy
+
+
+def test_stop_tokens_may_come_as_any_iterable():
+    assert SamplingParams(stop_token_ids=[3, 3, 4]).stop_token_ids == frozenset({3, 4})
+
+
 @settings(max_examples=100, deadline=None)
 @given(logits=st.lists(st.integers(-8, 8), min_size=1, max_size=30), num_top=st.integers(0, 35), data=st.data())
 def test_logprobs_are_of_the_raw_distribution(logits, num_top, data):

@@ -20,6 +20,7 @@ from headrace.memory.manager import MemoryManager
 
 from .checking_executor import CheckingExecutor
 
+VOCAB_SIZE = 100_000
 FULL = CacheGroup("full", CacheKind.FULL, block_size=4, bytes_per_block=1)
 
 
@@ -34,7 +35,8 @@ def small_engine(
     depth: int = 1,
 ) -> Engine:
     memory = MemoryManager(groups, num_blocks)
-    limits = Limits(context_length, memory.capacity_tokens(budget, depth), max_queue, max_running)
+    capacity = memory.capacity_tokens(budget, depth)
+    limits = Limits(context_length, capacity, max_queue, max_running, VOCAB_SIZE)
     gates = Gates([RunningGate(max_running), PrefixGate()])
     scheduler = Scheduler(EngineState(memory), FirstComeFirstServed(), gates, FixedBudget(budget), limits)
     return Engine(scheduler, CheckingExecutor(groups), ManualClock(), depth)

@@ -23,9 +23,9 @@ from tests.server.fakes import FakeEngine, make_deployment
 class RunningServer:
     """The app on a thread of its own; `engine` is the fake behind it."""
 
-    def __init__(self, engine: FakeEngine, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine, vocab_size: int | None = None, **options: Any) -> None:
         self.engine = engine
-        deployment = make_deployment(engine)
+        deployment = make_deployment(engine, vocab_size)
         self.app = create_app(deployment, **options)
         self.service: Service = self.app.state.service
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -25,6 +25,7 @@ from headrace.text.tokenizer import Tokenizer
 REPLY = "Hello from the fake model."
 BOS, EOS, TURN, TURN_END = 256, 257, 258, 259
 CONTROL = {"<bos>": BOS, "<eos>": EOS, "<turn>": TURN, "</turn>": TURN_END}
+PIECES = [bytes((i,)) for i in range(256)] + [text.encode() for text in CONTROL]
 NUM_BLOCKS = 100
 CONTEXT_LENGTH = 256
 
@@ -44,7 +45,7 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(
         encode_ordinary=lambda text, at_start: list(text.encode()),
         ids={chr(i): i for i in range(128)} | CONTROL,
-        pieces=[bytes((i,)) for i in range(256)] + [text.encode() for text in CONTROL],
+        pieces=PIECES,
         control=control,
         bos_id=BOS,
         eos_id=EOS,
@@ -85,9 +86,9 @@ class FakeEngine:
     num_generated: int = 0
 
     def submit(self, request: Request) -> None:
-        limits = Limits(self.context_length, self.context_length, self.max_queue, self.max_running)
+        limits = Limits(self.context_length, self.context_length, self.max_queue, self.max_running, len(PIECES))
         limits.sequence_limit(request)
-        limits.check_queue(len(self.waiting))
+        limits.check_queue(self.num_places)
         self.waiting.append(request)
         self.requests.append(request)
 
@@ -150,6 +151,10 @@ class FakeEngine:
         return TokenEvent(run.request.id, run.choice, (token,), logprobs, (), reason, 0, time.monotonic())
 
     @property
+    def num_places(self) -> int:
+        return self.max_queue + max(0, self.max_running - len(self.running)) - len(self.waiting)
+
+    @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
@@ -167,6 +172,7 @@ class FakeEngine:
             preemptions=0,
             evictions=0,
             groups=(GroupStats("full", NUM_BLOCKS, used, 3, NUM_BLOCKS - 3 - used),),
+            num_places=self.num_places,
         )
 
 
@@ -186,8 +192,8 @@ def script_of(request: Request) -> list[int]:
     return [*words, EOS]
 
 
-def make_deployment(engine: FakeEngine | None = None) -> SimpleNamespace:
-    """What `headrace.server.build.build` would return."""
+def make_deployment(engine: FakeEngine | None = None, vocab_size: int | None = None) -> SimpleNamespace:
+    """What `headrace.server.build.build` would return. `vocab_size`: the model's, where it is not the tokenizer's."""
     tokenizer = make_tokenizer()
     return SimpleNamespace(
         engine=engine or FakeEngine(),
@@ -195,5 +201,7 @@ def make_deployment(engine: FakeEngine | None = None) -> SimpleNamespace:
         template=ChatTemplate(TEMPLATE),
         name="fake-model",
         context_length=CONTEXT_LENGTH,
+        vocab_size=vocab_size or tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
         description=None,
     )

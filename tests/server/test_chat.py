@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from headrace.server.limits import Limits
+from headrace.server import admission
 from tests.server.conftest import RunningServer, eventually
 from tests.server.fakes import CONTEXT_LENGTH, REPLY, TURN, FakeEngine
 
@@ -242,6 +242,39 @@ def test_context_overflow_says_what_would_fit(shared: RunningServer, stream: boo
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_errors_speak_of_the_clients_parameters(shared: RunningServer):
+    """The engine knows a prompt and max_tokens; a chat has messages, and perhaps max_completion_tokens."""
+    too_long = [{"role": "user", "content": "x" * CONTEXT_LENGTH}]
+    assert refused(shared, messages=too_long)["param"] == "messages"
+    for name, other in (("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")):
+        error = refused(shared, **{name: CONTEXT_LENGTH})
+        assert f" {name} asks for" in error["message"]
+        assert other not in error["message"]
+        assert refused(shared, **{name: 0})["param"] == name
+        assert f"of {name}." in refused(shared, min_tokens=6, **{name: 5})["message"]
+    both = refused(shared, min_tokens=6, max_tokens=5, max_completion_tokens=9)
+    assert "of max_tokens." in both["message"], "the smaller one counts"
+
+
+def test_what_cannot_fit_is_neither_rendered_nor_encoded(shared: RunningServer, monkeypatch: pytest.MonkeyPatch):
+    """A body of 2 MB held a text thread for half a minute before the engine refused its tokens."""
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a text that cannot fit was read")
+
+    longest = CONTEXT_LENGTH * len("</turn>")
+    parts = [{"type": "text", "text": "x" * longest}, {"type": "text", "text": "x"}]
+    monkeypatch.setattr(admission, "encode_chat", unexpected)
+    for content in ("x" * (longest + 1), parts):
+        error = refused(shared, messages=[{"role": "user", "content": content}])
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert f"at most {CONTEXT_LENGTH} tokens" in error["message"]
+    monkeypatch.setattr(shared.service.deployment.tokenizer, "encode", unexpected)
+    for path in ("/v1/completions", "/tokenize"):
+        error = shared.post(path, json={"prompt": "x" * (longest + 1)}).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
 def test_another_model_is_not_found_and_aliases_are(start):
     server = start(aliases=("gpt-4o",))
     with pytest.raises(openai.NotFoundError) as caught:
@@ -254,8 +287,10 @@ def test_another_model_is_not_found_and_aliases_are(start):
 
 
 def test_n_is_bounded_by_what_can_run(start):
-    server = start(FakeEngine(max_running=2), limits=Limits(max_running=2))
-    assert refused(server, n=3)["message"] == "n is 3; it must be between 1 and 2."
+    """By the engine alone: a cap of the server's own said 64 to whoever built an app around a smaller engine."""
+    server = start(FakeEngine(max_running=2))
+    assert refused(server, n=3)["message"] == "n is 3; this server runs at most 2 choices at once."
+    assert refused(server, n=17)["message"] == "n is 17; it must be between 1 and 16."
 
 
 def test_a_model_without_a_template_says_what_to_do(start):

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai.types import Completion
 
-from headrace.server.limits import Limits
-from tests.server.conftest import RunningServer
+from headrace.server.limits import CallLimits
+from tests.server.conftest import RunningServer, eventually
 from tests.server.fakes import BOS, CONTEXT_LENGTH, TURN, FakeEngine
 
 
@@ -94,6 +94,45 @@ def test_scoring_a_text_without_a_reply(shared: RunningServer):
     assert reply.usage.completion_tokens == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_and_nothing_else(start, stream: bool):
+    """max_tokens=0 without logprobs was refused, though OpenAI answers it with the prompt."""
+    server = start()
+    reply = complete(server, ["<turn>hé", "ids"], echo=True, max_tokens=0, stream=stream)
+    choices = [c for chunk in reply for c in chunk.choices] if stream else reply.choices
+    assert [(c.index, c.text, c.finish_reason) for c in choices] == [(0, "<turn>hé", "length"), (1, "ids", "length")]
+    if not stream:
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (5 + 4, 0)
+    assert server.engine.requests == [], "nothing is computed"
+    eventually(lambda: server.service.num_calls == 0)
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_an_echo_has_no_choices(shared: RunningServer, logprobs: int | None):
+    body = {"prompt": "x", "echo": True, "max_tokens": 0, "n": 2, "logprobs": logprobs}
+    response = shared.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+    assert "n is 2" in response.json()["error"]["message"]
+
+
+def test_a_vocabulary_larger_than_the_embedding(start):
+    """Gemma's tokenizer.json has an image token, one more than its text model's embedding: reading that row would end
+    the engine, for everybody. Ids that both know keep working."""
+    server = start(vocab_size=TURN)
+    assert complete(server, list(b"say:x")).choices[0].text == "x"
+    for body in ({"prompt": "a<turn>b"}, {"prompt": [97, TURN]}):
+        error = server.post("/v1/completions", json=body).json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "prompt")
+        assert str(TURN) in error["message"]
+    error = server.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "messages")
+    assert "'<turn>'" in error["message"]
+    for name, value in (("logit_bias", {str(TURN): 1}), ("stop_token_ids", [TURN])):
+        assert server.post("/v1/completions", json={"prompt": "x", name: value}).json()["error"]["param"] == name
+    assert len(server.engine.requests) == 1
+
+
 def test_echo_for_every_choice(shared: RunningServer):
     assert [c.text for c in complete(shared, "say:x", echo=True, n=2).choices] == ["say:xx", "say:xx"]
 
@@ -123,7 +162,7 @@ def test_one_prompt_too_long_refuses_the_whole_batch(start):
     server = start()
     with pytest.raises(openai.BadRequestError) as caught:
         complete(server, ["say:ok", "x" * CONTEXT_LENGTH])
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
     assert [abort[0] for abort in server.engine.aborted] == [server.engine.requests[0].id], "all or none"
     assert not server.engine.has_work
 
@@ -168,6 +207,13 @@ def test_tokenize_refusals(shared: RunningServer, path: str, body: dict):
     assert response.json()["error"]["message"]
 
 
+def test_probes_may_ask_for_the_head_only(shared: RunningServer):
+    """Load balancers do; it was 405."""
+    for path in ("/health", "/ready", "/v1/models"):
+        response = shared.request("HEAD", path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
 def test_version_health_ready(shared: RunningServer):
     assert shared.get("/version").json()["version"]
     assert shared.get("/health").json() == {"status": "ok"}
@@ -192,7 +238,7 @@ def test_framework_errors_have_the_same_shape(shared: RunningServer, method: str
 
 
 def test_bodies_are_bounded_while_they_are_read(start):
-    server = start(limits=Limits(max_body_bytes=1000))
+    server = start(limits=CallLimits(max_body_bytes=1000))
     big = json.dumps({"prompt": "x" * 1000}).encode()
     response = server.post("/v1/completions", content=big)
     assert response.status_code == 413

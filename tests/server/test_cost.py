@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from headrace.server.limits import Limits
 from tests.server.fakes import FakeEngine
 
 NUM_STREAMS = 64
@@ -39,7 +38,7 @@ assert all(tail.endswith(b"data: [DONE]\\n\\n\\r\\n0\\r\\n\\r\\n") for tail in r
 
 @pytest.mark.long
 def test_a_streamed_token_costs_little(start):
-    server = start(FakeEngine(step_s=0.01, context_length=10_000, max_queue=128), limits=Limits(max_queue=128))
+    server = start(FakeEngine(step_s=0.01, context_length=10_000, max_queue=128))
     loop = server.loop
     assert loop is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import time
 import openai
 import pytest
 
-from headrace.server.limits import Limits
+from headrace.server import service
 from tests.server.conftest import RunningServer, eventually
 from tests.server.fakes import FakeEngine
 
@@ -83,7 +84,7 @@ def test_a_slow_reader_loses_nothing(start):
 
 def test_a_full_queue_is_429_with_retry_after(start):
     engine = FakeEngine(step_s=0.02, max_running=1, max_queue=1)
-    server = start(engine, limits=Limits(max_running=1, max_queue=1))
+    server = start(engine)
     answers: list[int] = []
     retry_after: set[str] = set()
 
@@ -105,6 +106,68 @@ def test_a_full_queue_is_429_with_retry_after(start):
     assert server.post("/v1/chat/completions", json=ENDLESS | {"max_tokens": 1}).status_code == 200
     with pytest.raises(openai.RateLimitError):
         raise_for(server, engine)
+
+
+def test_an_app_around_any_engine_knows_its_queue(start):
+    """The server counted places by caps of its own: `create_app` around a smaller engine let everybody wait to be
+    tokenized, and only then refused them."""
+    server = start(FakeEngine(step_s=0.02, max_running=1, max_queue=2))
+    client = server.client()
+    streams = []
+    for i in range(3):
+        streams.append(
+            client.completions.create(
+                model="fake-model", prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+            )
+        )
+        eventually(lambda i=i: server.service.engine.stats.num_waiting == i)
+    encode = server.service.deployment.tokenizer.encode
+    server.service.deployment.tokenizer.encode = None
+    response = server.post("/v1/completions", json={"prompt": "x"})
+    assert response.status_code == 429, "and before its prompt is tokenized"
+    assert response.json()["error"]["code"] == "queue_full"
+    server.service.deployment.tokenizer.encode = encode
+    for stream in streams:
+        stream.close()
+    eventually(lambda: not server.engine.has_work)
+    assert server.post("/v1/completions", json={"prompt": ["x"] * 3, "max_tokens": 1}).status_code == 200
+    assert server.post("/v1/completions", json={"prompt": ["x"] * 4, "max_tokens": 1}).status_code == 429
+
+
+def test_large_bodies_that_wait_to_be_parsed_are_bounded(start):
+    """They were parsed before anything counted them: a slow text pool kept any number of bodies of 8 MiB."""
+    server = start()
+    free = threading.Event()
+    assert server.loop is not None
+    for _ in range(service.TEXT_THREADS):
+        asyncio.run_coroutine_threadsafe(server.service.in_text_pool(free.wait), server.loop)
+    body = json.dumps({"prompt": "say:x", "max_tokens": 1, "metadata": {"padding": "x" * (64 << 10)}}).encode()
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(server.post("/v1/completions", content=body).status_code))
+        for _ in range(service.MAX_PARSING + 3)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(answers) == 3)
+    assert answers == [429] * 3
+    assert server.get("/health").status_code == 200
+    free.set()
+    for thread in threads:
+        thread.join()
+    assert answers[3:] == [200] * service.MAX_PARSING
+
+
+def test_the_log_gives_a_rate_only_where_it_means_something(start, caplog):
+    """Of several choices, or prompts that waited for one another, tokens over time is nobody's speed."""
+    caplog.set_level(logging.INFO, "headrace.requests")
+    server = start(FakeEngine(step_s=0.01))
+    for options, has_rate in (({}, True), ({"n": 2}, False), ({"prompt": ["a", "b"]}, False)):
+        caplog.clear()
+        server.post("/v1/completions", json={"prompt": "x", "max_tokens": 9, "ignore_eos": True} | options)
+        eventually(lambda: "tokens_per_s=" in caplog.text)
+        (rate,) = re.findall(r"tokens_per_s=(\S+)", caplog.text)
+        assert (20 < float(rate) < 200) if has_rate else rate == "-"
 
 
 def raise_for(server: RunningServer, engine: FakeEngine) -> None:

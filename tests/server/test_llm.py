@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 import headrace.llm
 from headrace import LLM, SamplingParams
 from headrace.core.errors import HeadraceError, InvalidRequest
+from headrace.server.engine_thread import EngineFailure
 from tests.server.fakes import CONTEXT_LENGTH, REPLY, FakeEngine, make_deployment
 
 SAY = [{"role": "user", "content": "say:hi"}]
@@ -99,6 +102,73 @@ def test_closed_is_closed(llm: LLM):
         next(stream)
     with pytest.raises(HeadraceError, match="closed"):
         llm.generate("x")
+
+
+def test_a_stop_string_is_not_cut_into_letters(llm: LLM):
+    """`stop="zqo!"` was a sequence of the stops z, q, o and !: the reply ended at the first o."""
+    assert llm.generate("say:hello world", stop="wor")[0].text == "hello "
+    assert llm.generate("say:hello world", stop=["wor", "zz"])[0].text == "hello "
+    assert "".join(llm.stream("say:hello world", stop="wor")) == "hello "
+    for empty in ("", [""], ["x", ""]):
+        with pytest.raises(InvalidRequest, match="stop has ''"):
+            llm.generate("x", stop=empty)
+
+
+def test_an_engine_that_fails_fails_every_open_call(llm: LLM, engine: FakeEngine):
+    """The thread that ran the failing step got the error; the others went on stepping what was left of the engine, for
+    as long as it claimed to have work."""
+    begun = threading.Barrier(4)
+    errors: list[HeadraceError] = []
+
+    def work() -> None:
+        stream = llm.stream("say:abc", ignore_eos=True)
+        next(stream)
+        begun.wait()
+        with pytest.raises(EngineFailure, match="a bug of the engine") as caught:
+            for _ in stream:
+                time.sleep(0.001)
+        errors.append(caught.value)
+
+    def fail() -> None:
+        engine.on_step = None
+        raise RuntimeError("a bug of the engine")
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    engine.on_step = fail
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(errors) == 3
+    with pytest.raises(EngineFailure, match="make a new LLM"):
+        llm.generate("x")
+    llm.close()
+
+
+def test_an_engine_that_fails_at_submit(llm: LLM, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch):
+    def broken(request: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(engine, "submit", broken)
+    for _ in range(2):
+        with pytest.raises(EngineFailure, match="ZeroDivisionError"):
+            llm.generate("x")
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step(llm: LLM, engine: FakeEngine):
+    """Raised inside of a step, KeyboardInterrupt left a launched plan behind; in a notebook the model was lost."""
+    stream = llm.stream("say:abc", ignore_eos=True)
+    assert next(stream) == "a"
+    engine.on_step = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    engine.on_step = None
+    assert engine.num_generated == 2, "the step was finished"
+    assert not engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert llm.generate("say:still here")[0].text == "still here"
 
 
 def test_importing_headrace_loads_nothing_heavy():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text.chat import encode_chat
+from headrace.text.chat import _MARKS, encode_chat
 from headrace.text.chat_template import ChatTemplate, TemplateError
 from headrace.text.matcher import TokenMatcher
 from headrace.text.tokenizer import Tokenizer
@@ -379,3 +379,15 @@ def test_an_ordinary_message_is_not_touched():
     source = "{% for m in messages %}{{ m.role == 'user' and m.content.split('</think>')[-1] == ' x > y' }}{% endfor %}"
     messages = [{"role": "user", "content": "<think>hm</think> x > y"}]
     assert encode_chat(CHARS, ChatTemplate(source), messages).text == "True"
+
+
+def test_a_text_of_all_marks_but_one():
+    """Each candidate for a mark was looked for in the whole text: 2 million characters took half a minute."""
+    candidates = [chr(code) for marks in _MARKS for code in marks]
+    content = "x" * 500_000 + "".join(candidates[:-1])
+    start_s = time.process_time()
+    prompt = encode_chat(CHARS, ChatTemplate("{{ messages[0].content }}"), [{"role": "user", "content": content}])
+    assert time.process_time() - start_s < 2
+    assert prompt.text == content
+    with pytest.raises(TemplateError, match="every character that could mark"):
+        encode_chat(CHARS, ChatTemplate("x"), [{"role": "user", "content": content + candidates[-1]}])

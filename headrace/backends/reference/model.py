@@ -69,7 +69,7 @@ class ReferenceModel:
             for name, array in zip(names, loaded, strict=True):
                 arrays[name] = array
                 num_bytes += array.nbytes
-                progress(num_bytes, total_bytes, "loading weights")
+                progress(num_bytes, total_bytes, "unpacking weights")
         return cls(program, arrays)
 
     def run(self, inputs: BatchInputs, store: KVStore) -> Iterator[tuple[slice, Floats]]:

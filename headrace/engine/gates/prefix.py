@@ -8,7 +8,7 @@ from headrace.engine.state import EngineState
 
 
 class PrefixGate:
-    """Skips a sequence whose next block a running sequence is about to compute: in a step or a few it is a hit.
+    """Skips a sequence that will have a longer hit when a running sequence has computed a few steps more.
 
     No deadlock: the announcing sequence runs, and whatever ends its run (preemption, abort) takes it back.
     """

@@ -14,6 +14,4 @@ class RunningGate:
         self.max_running = max_running
 
     def ask(self, sequence: Sequence, state: EngineState, now: float) -> Verdict:
-        num_running = sum(1 + len(running.unborn) for running in state.running)
-        fits = num_running + 1 + len(sequence.unborn) <= self.max_running
-        return Verdict.ADMIT if fits else Verdict.STOP
+        return Verdict.ADMIT if state.num_taken + sequence.num_places <= self.max_running else Verdict.STOP

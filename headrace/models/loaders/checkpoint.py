@@ -88,8 +88,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist: give a .gguf file or a folder with config.json")
     if path.is_dir():
-        if (path / "config.json").exists() or not (gguf := _gguf_in(path)):
+        if (path / "config.json").exists():
             return _open_folder(path)
+        if (gguf := _gguf_in(path)) is None:
+            raise CheckpointError(f"{path} is no model folder (no config.json, no .gguf)")
         return _open_gguf(gguf)
     if path.suffix.lower() == ".gguf":
         return _open_gguf(path)
@@ -98,7 +100,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 def _gguf_in(folder: Path) -> Path | None:
     """The one GGUF model of a folder; None without any."""
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf")
+    try:
+        found = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf")
+    except OSError as error:
+        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
     models = [p for p in found if not (m := SPLIT_NAME.fullmatch(p.name)) or int(m["number"]) == 1]
     if len(models) > 1:
         names = ", ".join(p.name for p in models)

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.errors import HeadraceError
 from headrace.models.quantization.decode import dequantize
 from headrace.models.quantization.formats import Format
 
 MAX_DIMS = 8  # safetensors sets no bound; GGUF allows 4
 
 
-class CheckpointError(ValueError):
+class CheckpointError(HeadraceError, ValueError):
     """A model file or folder cannot be read: says what is wrong, the value found and what to do."""
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.errors import HeadraceError
 
-class FormatError(ValueError):
+
+class FormatError(HeadraceError, ValueError):
     """A tensor's shape or bytes do not fit its storage format."""
 
 

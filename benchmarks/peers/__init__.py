@@ -1,0 +1,1 @@
+"""Headrace beside its peers, on the same files and threads: `make bench-peers`."""

@@ -1,0 +1,48 @@
+"""Places for buffers in an arena: first fit in order of the calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+QUANTIZED_FLOATS = 3 / 8
+"""Room of a quantized number in floats: a byte, two floats per 32 and an integer per 16 numbers (`QuantizedRows`)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ref:
+    """A buffer [rows, width]; compared by identity."""
+
+    width: int
+    is_quantized: bool = False
+
+    @property
+    def num_floats(self) -> int:
+        """Room per row."""
+        return round(self.width * QUANTIZED_FLOATS) if self.is_quantized else self.width
+
+
+class Arena:
+    """With n rows, a buffer at offset o takes the floats from n * o. Buffers live at the same time never overlap."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[Ref, int] = {}
+        self.width = 0
+        """Floats per row in all."""
+        self._live: list[Ref] = []
+
+    def add(self, ref: Ref) -> None:
+        """Give the buffer the lowest place that is free now; one that has a place keeps it."""
+        if ref in self._live:
+            return
+        place = 0
+        for other in sorted(self._live, key=self.offsets.__getitem__):
+            if place + ref.num_floats <= self.offsets[other]:
+                break
+            place = max(place, self.offsets[other] + other.num_floats)
+        self.offsets[ref] = place
+        self.width = max(self.width, place + ref.num_floats)
+        self._live.append(ref)
+
+    def free(self, ref: Ref) -> None:
+        if ref in self._live:
+            self._live.remove(ref)

@@ -1,0 +1,1 @@
+"""What a change costs in quality: perplexity, divergence from a reference, BLEU and ROUGE."""

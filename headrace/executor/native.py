@@ -1,0 +1,154 @@
+"""The executor of the native backend: a plan becomes arrays, one native call computes and samples."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from headrace.backends.inputs import BatchInputs
+from headrace.backends.native.model import NUMBERS, NativeModel, Readouts
+from headrace.core.plan import ReadoutKind, StepPlan
+from headrace.core.protocols import Pending
+from headrace.core.randomness import uniform
+from headrace.core.result import StepResult, TokenLogprob
+from headrace.core.sequence import Sequence
+from headrace.executor.local import Finished
+
+
+class NativeExecutor:
+    """Runs plans one after the other: in `launch` itself, or overlapped, on a thread of its own."""
+
+    def __init__(self, model: NativeModel, vocab_size: int, *, overlapped: bool) -> None:
+        """`vocab_size`: tokens the tokenizer knows; a checkpoint's padding beyond them is never read."""
+        self._model = model
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(1, "headrace-step") if overlapped else None
+        self._last_tokens: list[int] = []
+
+    @property
+    def backend(self) -> NativeModel:
+        return self._model
+
+    def launch(self, plan: StepPlan) -> Pending:
+        step = _Step(plan)
+        if self._thread is None:
+            return Finished(self._run(step))
+        future: Future[StepResult] = self._thread.submit(self._run, step)
+        return future
+
+    def _run(self, step: _Step) -> StepResult:
+        start_s = time.perf_counter()
+        inputs = step.inputs.with_previous(self._last_tokens)
+        self._model.apply(step.copies)
+        readouts = _readouts(step, inputs, self._vocab_size)
+        self._model.step(inputs, readouts)
+        self._last_tokens = readouts.tokens.tolist()
+        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s)
+
+
+class _Step:
+    """What a step needs of its plan, copied: the plan's tables go on changing."""
+
+    __slots__ = ("copies", "inputs", "kinds", "rows", "sequences", "targets")
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.inputs = BatchInputs.from_plan(plan)
+        self.copies = plan.copies
+        self.kinds = plan.readout_kinds
+        self.targets = np.array(plan.readout_targets, np.int32)
+        self.sequences = plan.readout_sequences
+        self.rows = plan.readout_rows
+
+
+def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
+    count = len(step.sequences)
+    numbers = np.zeros((count, len(NUMBERS)))
+    num_top = np.full(count, -1, np.int32)
+    lists = _IdLists()
+    for readout, sequence in enumerate(step.sequences):
+        params = sequence.request.sampling
+        if step.kinds[readout] == ReadoutKind.SAMPLE:
+            row = step.rows[readout]
+            position = int(inputs.positions[row]) + 1
+            if not params.is_greedy:
+                draw = uniform(params.seed, sequence.choice, position)
+                numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
+            penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+            numbers[readout, 5:] = penalties
+            lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
+            if params.num_logprobs is not None:
+                num_top[readout] = params.num_logprobs
+        else:
+            num_top[readout] = params.num_logprobs or 0
+            for _ in range(4):
+                lists.add()
+    max_top = max(0, int(num_top.max())) if count else 0
+    return Readouts(
+        vocab_size=vocab_size,
+        targets=step.targets,
+        num_top=num_top,
+        numbers=numbers,
+        ids=np.array(lists.ids, np.int32),
+        values=np.array(lists.values, np.float64),
+        starts=np.array(lists.starts, np.int32),
+        tokens=np.empty(count, np.int32),
+        logprobs=np.zeros(count),
+        ranks=np.zeros(count, np.int32),
+        top_ids=np.zeros((count, max_top), np.int32),
+        top_logprobs=np.zeros((count, max_top)),
+    )
+
+
+class _IdLists:
+    """Lists of (id, value), one after the other, as `Readouts` wants them."""
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.values = array("d")
+        self.starts = array("i", [0])
+
+    def add(self, ids: Collection[int] = (), values: Collection[float] | None = None) -> None:
+        self.ids.extend(ids)
+        self.values.extend(values if values is not None else (0.0,) * len(ids))
+        self.starts.append(len(self.ids))
+
+    def add_of(self, sequence: Sequence, position: int, last_token: int, vocab_size: int) -> None:
+        """A sampled row's four: ids seen, ids of the reply with their counts, biased ids, banned ids."""
+        params = sequence.request.sampling
+        if params.has_penalties:
+            # The row's own token may be one the scheduler does not know yet (depth 2): it comes from the inputs.
+            history = [*sequence.tokens[: position - 1], last_token]
+            generated = Counter(history[sequence.num_prompt :])
+            self.add(set(history))
+            self.add(generated.keys(), generated.values())
+        else:
+            self.add()
+            self.add()
+        self.add([token for token, _ in params.logit_bias], [bias for _, bias in params.logit_bias])
+        is_early = position - sequence.num_prompt < params.min_tokens
+        # As in the reference sampler, a ban that would leave no token does not hold.
+        self.add(params.stop_token_ids if is_early and len(params.stop_token_ids) < vocab_size else ())
+
+
+def _logprobs(readouts: Readouts) -> list[TokenLogprob | None]:
+    if not readouts.top_ids.shape[1] and (readouts.num_top < 0).all():
+        return [None] * len(readouts.tokens)
+    result: list[TokenLogprob | None] = []
+    for index, num_top in enumerate(readouts.num_top.tolist()):
+        if num_top < 0:
+            result.append(None)
+            continue
+        top = zip(
+            readouts.top_ids[index, :num_top].tolist(), readouts.top_logprobs[index, :num_top].tolist(), strict=True
+        )
+        result.append(
+            TokenLogprob(
+                int(readouts.tokens[index]), float(readouts.logprobs[index]), int(readouts.ranks[index]), tuple(top)
+            )
+        )
+    return result

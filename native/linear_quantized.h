@@ -1,0 +1,337 @@
+// Products of packed 4- to 8-bit weights and int8 activations.
+//
+// The arithmetic, the same for every instruction set, tile and split. Per output, groups of 32 inputs in order:
+//
+//   sum  = the integer product of the group, exact                    (Q6_K: of each half group, one after the other)
+//   p    = weight_scale * activation_scale                             one rounding; weight_scale = d (* subscale), exact
+//   acc  = fma(float(sum), p, acc)
+//   acc  = fma(weight_minimum, scaled_sum, acc)                        formats with a minimum
+//
+// and at the end out = acc (+ bias) (+ out).
+//
+// The floor, per strip of 16 rows, group of 32 and row of activations: 1024 operations are 8 vpdpbusd (AVX-512) or 16
+// vpmaddubsw and 14 vpaddw (AVX2) beside a convert, a multiply and one or two fma per register of floats: 11-12 and
+// 38-40 vector instructions, so at best 8/11 of the vpdpbusd peak and 30/38 of the instructions are the product.
+// Unpacking weights costs 14-30 instructions a group, whatever the number of rows: few rows unpack into registers; from
+// stage_from rows on a panel of a strip is unpacked once into the L1 cache and reused by every tile.
+// Bytes: one row of activations reads the matrix once, front to back, and is bound by memory.
+#pragma once
+
+#include "linear_lanes.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// ------------------------------------------------------------------------------------------------------ activations
+
+// Below this no group has a scale: 1 / scale and every product of scales stay normal numbers.
+constexpr float TINY = 0x1p-80f;
+
+// Sums of QuantizedRows: of group g, sums[2 g] = -128 * (sum of q over the group), sums[2 g + 1] = -128 * (over its
+// second half).
+static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
+    const int32_t groups = to.width / GROUP;
+    int8_t* q = to.q + (size_t)row * to.width;
+    float *scale = to.scale + (size_t)row * groups, *scaled_sum = to.scaled_sum + (size_t)row * groups;
+    int32_t* sums = to.sums + (size_t)row * groups * 2;
+    const V huge = splat(1e30f), infinite = splat(__builtin_inff()), limit = splat(127.0f), low = splat(-127.0f);
+    for (int32_t g = 0; g < groups; ++g, x += GROUP, q += GROUP) {
+        const V a = load(x), b = load(x + LANES), size_a = abs(a), size_b = abs(b);
+        // Comparisons with NaN are false: an activation that is NaN or infinite makes the scale NaN, hence the outputs.
+        const float amax = reduce_max(max(where_less(size_a, huge, size_a, infinite),
+                                          where_less(size_b, huge, size_b, infinite)));
+        float by = 0.0f, inverse = 0.0f;
+        if (amax >= 1e30f) {
+            by = __builtin_nanf("");
+        } else if (amax >= TINY) {
+            by = amax / 127.0f;
+            inverse = 1.0f / by;
+        }
+        const V qa = max(min(round(mul(a, splat(inverse))), limit), low);
+        const V qb = max(min(round(mul(b, splat(inverse))), limit), low);
+        store_i8(q, qa);
+        store_i8(q + LANES, qb);
+        const float second = reduce_add(qb), sum = reduce_add(add(qa, qb));
+        scale[g] = by;
+        scaled_sum[g] = by * sum;
+        sums[2 * g] = -128 * (int32_t)sum;
+        sums[2 * g + 1] = -128 * (int32_t)second;
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- reading weights
+
+// How far quants are shifted up in their bytes (see linear_lanes.h).
+constexpr int lift(const Layout& layout) { return SHIFTED_UP && !layout.has_minimum ? 8 - layout.bits : 0; }
+
+// Step k4 of a group: [WIDTH rows][4 inputs] from row `row` on.
+template <Packing P, int K4>
+HR_INLINE Bytes group_bytes(const uint8_t* quants, int row) {
+    constexpr int BITS = layout_of(P).bits, UP = lift(layout_of(P));
+    quants += 4 * row;
+    if constexpr (BITS == 8) {
+        return load_bytes(quants + 64 * K4);
+    } else {
+        const Bytes w = mask(shift<K4 < 4 ? UP : UP - 4>(load_bytes(quants + 64 * (K4 & 3))), 15 << UP);
+        if constexpr (BITS == 5) return join(w, mask(shift<4 + UP - K4>(load_bytes(quants + 256)), 16 << UP));
+        if constexpr (BITS == 6)
+            return join(w, mask(shift<4 + UP - 2 * (K4 & 3)>(load_bytes(quants + 256 + 64 * (K4 >> 2))), 48 << UP));
+        return w;
+    }
+}
+
+// Scales of a group: `second` is the minimum, or for Q6_K the scale of the second half, or unused.
+struct Scales {
+    F first, second;
+};
+
+template <Packing P>
+HR_INLINE Scales group_scales(const uint8_t* heads, int32_t group, int row) {
+    constexpr Layout layout = layout_of(P);
+    constexpr int per_block = layout.block / GROUP;
+    const uint8_t* head = heads + (size_t)(group / per_block) * layout.head_bytes;
+    const F down = same(1.0f / (1 << lift(layout)));
+    F d = halves(head + 2 * row);
+    if constexpr (lift(layout) != 0) d = mul(d, down);
+    if constexpr (P == Packing::Q6_K) {
+        const uint8_t* s = head + 32 + 32 * (group % per_block) + row;
+        return {mul(d, signed_bytes(s)), mul(d, signed_bytes(s + 16))};
+    } else if constexpr (layout.has_subscales) {
+        const uint8_t* s = head + 64 + 32 * (group % per_block) + row;
+        const F minimum = mul(halves(head + 32 + 2 * row), unsigned_bytes(s + 16));
+        return {mul(d, unsigned_bytes(s)), mul(minimum, same(-1.0f))};
+    } else if constexpr (layout.has_minimum) {
+        return {d, halves(head + 32 + 2 * row)};
+    } else {
+        return {d, d};
+    }
+}
+
+// A group unpacked.
+template <int BITS>
+struct alignas(64) Staged {
+    float first[STRIP], second[STRIP];
+    uint8_t operands[8 * STRIP / WIDTH][sizeof(Operand<BITS>)];  // [k4][16 / WIDTH]
+};
+
+// Weights of one strip: as packed, or a panel of it staged (whose group 0 is the panel's first).
+template <int BITS>
+struct StripWeights {
+    const uint8_t *heads, *quants;
+    const Staged<BITS>* staged;
+};
+
+template <Packing P>
+using Weights = StripWeights<layout_of(P).bits>;
+
+template <Packing P, bool STAGED, int K4>
+HR_INLINE Operand<layout_of(P).bits> weights_of(const Weights<P>& w, int32_t group, int row) {
+    constexpr Layout layout = layout_of(P);
+    if constexpr (STAGED)
+        return load_operand<layout.bits>(w.staged[group].operands[K4 * (STRIP / WIDTH) + row / WIDTH]);
+    else
+        return operand<layout.bits>(group_bytes<P, K4>(w.quants + (size_t)group * layout.quants_bytes, row));
+}
+template <Packing P, bool STAGED>
+HR_INLINE Scales scales_of(const Weights<P>& w, int32_t group, int row) {
+    if constexpr (STAGED) return {floats(w.staged[group].first + row), floats(w.staged[group].second + row)};
+    return group_scales<P>(w.heads, group, row);
+}
+
+template <Packing P, int K4 = 0>
+HR_INLINE void stage_operands(const Weights<P>& w, int32_t group, int row, Staged<layout_of(P).bits>* to) {
+    if constexpr (K4 < 8) {
+        store_operand(to->operands[K4 * (STRIP / WIDTH) + row / WIDTH], weights_of<P, false, K4>(w, group, row));
+        stage_operands<P, K4 + 1>(w, group, row, to);
+    }
+}
+
+template <Packing P>
+static void stage(const Weights<P>& w, int32_t first, int32_t last, Staged<layout_of(P).bits>* to) {
+    for (int32_t group = first; group < last; ++group, ++to)
+        for (int row = 0; row < STRIP; row += WIDTH) {
+            const Scales scales = group_scales<P>(w.heads, group, row);
+            keep(to->first + row, scales.first);
+            keep(to->second + row, scales.second);
+            stage_operands<P>(w, group, row, to);
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------- one tile
+
+// The activations of a tile: row r at r * the stride of each.
+struct TileRows {
+    const int8_t* q;
+    const float *scale, *scaled_sum;
+    const int32_t* sums;
+    int32_t width;
+};
+
+template <Packing P, bool STAGED, int R, int N, int K4, int LAST>
+HR_INLINE void steps(Sum<layout_of(P).bits> (&sum)[R][N], const Weights<P>& w, int32_t group, int row,
+                     const TileRows& x) {
+    if constexpr (K4 < LAST) {
+        for (int n = 0; n < N; ++n) {
+            const auto weights = weights_of<P, STAGED, K4>(w, group, row + n * WIDTH);
+            for (int r = 0; r < R; ++r)
+                step(sum[r][n], K4 % (P == Packing::Q6_K ? 4 : 8), weights, x.q + (size_t)r * x.width + 4 * K4);
+        }
+        steps<P, STAGED, R, N, K4 + 1, LAST>(sum, w, group, row, x);
+    }
+}
+
+// acc[r][16] += R rows of activations times groups [0, num) of the weights.
+template <Packing P, bool STAGED, int R>
+static void tile(Weights<P> w, int32_t num, TileRows x, float* acc) {
+    constexpr Layout layout = layout_of(P);
+    constexpr int PARTS = STRIP / WIDTH, N = layout.bits == 8 ? 1 : PARTS;  // registers of rows, at once
+    const size_t groups = x.width / GROUP;
+    F total[R][PARTS];
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < PARTS; ++n) total[r][n] = floats(acc + r * STRIP + n * WIDTH);
+    for (int32_t g = 0; g < num; ++g) {
+        for (int part = 0; part < PARTS; part += N) {
+            const int row = part * WIDTH;
+            Sum<layout.bits> sum[R][N];
+            Scales scales[N];
+            for (int n = 0; n < N; ++n) scales[n] = scales_of<P, STAGED>(w, g, row + n * WIDTH);
+            if constexpr (P == Packing::Q6_K) {
+                for (int r = 0; r < R; ++r)
+                    for (int n = 0; n < N; ++n) begin(sum[r][n], x.sums[2 * r * groups] - x.sums[2 * r * groups + 1]);
+                steps<P, STAGED, R, N, 0, 4>(sum, w, g, row, x);
+                for (int r = 0; r < R; ++r)
+                    for (int n = 0; n < N; ++n) {
+                        const F value = finish(sum[r][n], x.sums[2 * r * groups] - x.sums[2 * r * groups + 1]);
+                        total[r][part + n] =
+                            fma(value, mul(scales[n].first, same(x.scale[r * groups])), total[r][part + n]);
+                        begin(sum[r][n], x.sums[2 * r * groups + 1]);
+                    }
+                steps<P, STAGED, R, N, 4, 8>(sum, w, g, row, x);
+                for (int r = 0; r < R; ++r)
+                    for (int n = 0; n < N; ++n) {
+                        const F value = finish(sum[r][n], x.sums[2 * r * groups + 1]);
+                        total[r][part + n] =
+                            fma(value, mul(scales[n].second, same(x.scale[r * groups])), total[r][part + n]);
+                    }
+            } else {
+                for (int r = 0; r < R; ++r)
+                    for (int n = 0; n < N; ++n) begin(sum[r][n], layout.has_minimum ? 0 : x.sums[2 * r * groups]);
+                steps<P, STAGED, R, N, 0, 8>(sum, w, g, row, x);
+                for (int r = 0; r < R; ++r)
+                    for (int n = 0; n < N; ++n) {
+                        const F value = finish(sum[r][n], layout.has_minimum ? 0 : x.sums[2 * r * groups]);
+                        F t = fma(value, mul(scales[n].first, same(x.scale[r * groups])), total[r][part + n]);
+                        if constexpr (layout.has_minimum)
+                            t = fma(scales[n].second, same(x.scaled_sum[r * groups]), t);
+                        total[r][part + n] = t;
+                    }
+            }
+        }
+        x.q += GROUP;
+        x.scale += 1;
+        x.scaled_sum += 1;
+        x.sums += 2;
+    }
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < PARTS; ++n) keep(acc + r * STRIP + n * WIDTH, total[r][n]);
+}
+
+// Groups [first, first + num) of the activations from row `row` on.
+HR_INLINE TileRows tile_rows(const QuantizedRows& x, int32_t row, int32_t first) {
+    const size_t at = (size_t)row * (x.width / GROUP) + first;
+    return {x.q + at * GROUP, x.scale + at, x.scaled_sum + at, x.sums + 2 * at, x.width};
+}
+
+template <Packing P, bool STAGED, int R = MAX_TILE>
+HR_INLINE void tile_of(int rows, const Weights<P>& w, int32_t num, const TileRows& x, float* acc) {
+    if constexpr (R == 1)
+        tile<P, STAGED, 1>(w, num, x, acc);
+    else if (rows == R)
+        tile<P, STAGED, R>(w, num, x, acc);
+    else
+        tile_of<P, STAGED, R - 1>(rows, w, num, x, acc);
+}
+
+// Rows [row, row + num_rows) in tiles of about equal size.
+template <Packing P, bool STAGED>
+static void tiles(const Weights<P>& w, int32_t first, int32_t num, const QuantizedRows& x, int32_t row,
+                  int32_t num_rows, float* acc) {
+    for (int32_t left = num_rows; left > 0;) {
+        const int32_t pieces = (left + MAX_TILE - 1) / MAX_TILE, rows = (left + pieces - 1) / pieces;
+        const int32_t at = num_rows - left;
+        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP);
+        left -= rows;
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- product
+
+// Rows from which staging pays, measured: never where vpdpbusd takes the packed bytes as they are, from two tiles on
+// where AVX2 would split them into nibbles, else from three.
+constexpr int32_t stage_from(int bits) {
+    if (bits == 8) return WIDTH == STRIP ? INT32_MAX : MAX_TILE + 1;
+    return 2 * MAX_TILE + 1;
+}
+constexpr int32_t STAGED_GROUPS = 24;             // at most 15 KiB in the L1 cache (AVX2, 8 bits: 27)
+constexpr int32_t ROWS_AT_ONCE = 128;             // sums kept while a strip's panels pass
+
+HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool accumulate, float* out) {
+    V v = load(acc);
+    if (num == STRIP) {
+        if (bias) v = add(v, load(bias));
+        if (accumulate) v = add(v, load(out));
+        store(out, v);
+    } else {
+        if (bias) v = add(v, load_part(bias, num, 0.0f));
+        if (accumulate) v = add(v, load_part(out, num, 0.0f));
+        store_part(out, v, num);
+    }
+}
+
+template <Packing P>
+static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
+                          int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+    const size_t bytes = strip_bytes(P, matrix.width), heads = heads_bytes(layout_of(P), matrix.width);
+    const int32_t groups = matrix.width / GROUP;
+    const int32_t panels = (groups + STAGED_GROUPS - 1) / STAGED_GROUPS;
+    alignas(64) float acc[ROWS_AT_ONCE * STRIP];
+    Staged<layout_of(P).bits> staged[STAGED_GROUPS];
+    for (int32_t s = first; s < last; ++s) {
+        const uint8_t* strip = matrix.data + s * bytes;
+        const Weights<P> packed{strip, strip + heads, nullptr}, panel{nullptr, nullptr, staged};
+        const int32_t outputs = matrix.rows - s * STRIP < STRIP ? matrix.rows - s * STRIP : STRIP;
+        const float* bias = epilogue.bias ? epilogue.bias + s * STRIP : nullptr;
+        for (int32_t row = 0; row < num_rows; row += ROWS_AT_ONCE) {
+            const int32_t rows = num_rows - row < ROWS_AT_ONCE ? num_rows - row : ROWS_AT_ONCE;
+            memset(acc, 0, rows * STRIP * sizeof(float));
+            if (rows < stage_from(layout_of(P).bits)) {
+                tiles<P, false>(packed, 0, groups, x, row, rows, acc);
+            } else {
+                for (int32_t p = 0; p < panels; ++p) {
+                    const int32_t from = groups * p / panels, to = groups * (p + 1) / panels;
+                    stage<P>(packed, from, to, staged);
+                    tiles<P, true>(panel, from, to - from, x, row, rows, acc);
+                }
+            }
+            for (int32_t r = 0; r < rows; ++r)
+                finish_row(acc + r * STRIP, outputs, bias, epilogue.accumulate,
+                           out + (size_t)(row + r) * out_stride + s * STRIP);
+        }
+    }
+}
+
+static void linear_quantized(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
+                             int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+    switch (matrix.packing) {
+        case Packing::Q4_0: return linear_packed<Packing::Q4_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q4_1: return linear_packed<Packing::Q4_1>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q5_0: return linear_packed<Packing::Q5_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q5_1: return linear_packed<Packing::Q5_1>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q8_0: return linear_packed<Packing::Q8_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q4_K: return linear_packed<Packing::Q4_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q5_K: return linear_packed<Packing::Q5_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        case Packing::Q6_K: return linear_packed<Packing::Q6_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+        default: return;  // float formats: linear_float
+    }
+}
+
+}  // namespace headrace::HEADRACE_ISA

@@ -1,0 +1,226 @@
+#include "model.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace headrace {
+
+namespace {
+constexpr int32_t QUERIES = 16;  // rows of a span in one attention tile: they share each load of keys and values
+}
+
+Bytes::Bytes(size_t size) : size_(size) {
+    const size_t mapped = std::max<size_t>(size, 1);
+    void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    madvise(data, mapped, MADV_HUGEPAGE);  // fewer misses of the translation cache; refusal is harmless
+    data_ = static_cast<uint8_t*>(data);
+}
+
+Bytes::~Bytes() {
+    if (data_) munmap(data_, std::max<size_t>(size_, 1));
+}
+
+Bytes::Bytes(Bytes&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
+
+const Kernels& kernels_named(const std::string& isa) {
+    if (isa.empty()) return best_kernels();
+    if (isa == "scalar") return scalar_kernels();
+    const Kernels* kernels = isa == "avx2" ? avx2_kernels() : isa == "avx512" ? avx512_kernels() : nullptr;
+    if (!kernels) throw std::invalid_argument("instruction set '" + isa + "' is not known or this processor lacks it");
+    return *kernels;
+}
+
+Model::Model(int num_threads, int max_tokens, const std::string& isa)
+    : kernels_(kernels_named(isa)), pool_(num_threads), max_tokens_(max_tokens), scratch_(pool_.size()) {}
+
+int Model::add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes) {
+    PackedMatrix matrix{packing, rows, width, nullptr};
+    const int32_t num_strips = matrix.num_strips();
+    auto bytes = std::make_unique<Bytes>(kernels_.strip_bytes(packing, width) * num_strips);
+    matrix.data = bytes->data();
+    std::atomic<int32_t> next{0};
+    constexpr int32_t strips_at_once = 8;
+    pool_.run([&](int) {
+        for (int32_t first; (first = next.fetch_add(strips_at_once)) < num_strips;)
+            kernels_.pack(matrix, bytes->data(), stored, row_bytes, first, std::min(first + strips_at_once, num_strips));
+    });
+    packed_.push_back(std::move(bytes));
+    matrices_.push_back(matrix);
+    return (int)matrices_.size() - 1;
+}
+
+int Model::add_vector(const float* values, size_t count) {
+    vectors_.emplace_back(values, values + count);
+    return (int)vectors_.size() - 1;
+}
+
+int Model::add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
+                     int32_t value_width) {
+    const size_t element = is_f16 ? 2 : 4;
+    const int32_t stored_value_width = value_width ? value_width : key_width;  // latent keys are kept both ways
+    CacheBytes bytes;
+    bytes.group = group;
+    bytes.key_block_bytes = element * block_size * kv_heads * key_width;
+    bytes.value_block_bytes = element * block_size * kv_heads * stored_value_width;
+    bytes.keys = std::make_unique<Bytes>(bytes.key_block_bytes * num_blocks);
+    bytes.values = std::make_unique<Bytes>(bytes.value_block_bytes * num_blocks);
+    AttentionCache cache{};
+    cache.keys = bytes.keys->data();
+    cache.values = bytes.values->data();
+    cache.is_f16 = is_f16;
+    cache.kv_heads = kv_heads;
+    cache.key_width = key_width;
+    cache.value_width = value_width;
+    cache.block_size = block_size;
+    caches_.push_back(cache);
+    cache_bytes_.push_back(std::move(bytes));
+    return (int)caches_.size() - 1;
+}
+
+int Model::add_state(int group, int32_t num_blocks, int64_t size) {
+    states_.push_back({std::make_unique<Bytes>(sizeof(float) * size * num_blocks), group, size});
+    return (int)states_.size() - 1;
+}
+
+void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile) {
+    rows_per_tile_ = rows_per_tile;
+    trunk_arena_ = std::make_unique<Bytes>(sizeof(float) * trunk_width * max_tokens_);
+    head_arena_ = std::make_unique<Bytes>(sizeof(float) * head_width * rows_per_tile);
+    claimed_ = std::make_unique<std::atomic<int64_t>[]>(std::max(trunk_.size(), head_.size()));
+}
+
+QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
+    float* place = floats(buffer, rows);
+    const size_t cells = (size_t)rows * buffer.width;
+    QuantizedRows result;
+    result.width = buffer.width;
+    result.q = reinterpret_cast<int8_t*>(place);
+    result.scale = place + cells / 4;
+    result.scaled_sum = result.scale + cells / GROUP;
+    result.sums = reinterpret_cast<int32_t*>(result.scaled_sum + cells / GROUP);
+    return result;
+}
+
+void Model::run_ops(const std::vector<std::unique_ptr<Op>>& ops, int32_t rows) {
+    for (size_t i = 0; i < ops.size(); ++i) claimed_[i].store(0, std::memory_order_relaxed);
+    pool_.run([&](int thread) {
+        bool is_first = true;
+        for (size_t i = 0; i < ops.size(); ++i) {
+            const int64_t num_tiles = ops[i]->num_tiles(*this, rows);
+            if (num_tiles == 0) continue;
+            if (!is_first) pool_.barrier();
+            is_first = false;
+            for (int64_t tile; (tile = claimed_[i].fetch_add(1, std::memory_order_relaxed)) < num_tiles;)
+                ops[i]->tile(*this, rows, tile, scratch_[thread]);
+        }
+    });
+}
+
+void Model::run_trunk(Step step) {
+    if (step.num_tokens > max_tokens_)
+        throw std::invalid_argument("a step of " + std::to_string(step.num_tokens) + " tokens; at most " +
+                                    std::to_string(max_tokens_) + " were allowed for");
+    step_ = std::move(step);
+    for (int32_t i = 0; i < (int32_t)step_.spans.size(); ++i) {
+        const Span& span = step_.spans[i];
+        step_.num_chunks = std::max(step_.num_chunks, (span.start + span.count + CHUNK - 1) / CHUNK);
+        for (int32_t first = 0; first < span.count; first += QUERIES)
+            step_.blocks.push_back({i, first, std::min(QUERIES, span.count - first)});
+    }
+    running_head_ = false;
+    for (const auto& op : trunk_) op->prepare_step(*this);
+    run_ops(trunk_, step_.num_tokens);
+}
+
+const float* Model::run_head(const int32_t* readout_rows, int32_t count, const Buffer& last) {
+    step_.readout_rows = readout_rows;
+    running_head_ = true;
+    run_ops(head_, count);
+    return floats(last, count);
+}
+
+void Model::run(Step step, const Readouts& readouts, const Buffer& last) {
+    run_trunk(std::move(step));
+    for (int32_t first = 0; first < readouts.count; first += rows_per_tile_) {
+        const int32_t count = std::min(rows_per_tile_, readouts.count - first);
+        const float* logits = run_head(readouts.rows + first, count, last);
+        std::atomic<int32_t> next{0};
+        pool_.run([&](int thread) {
+            for (int32_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < count;)
+                read_out(readouts, first + row, logits + (size_t)row * last.width, scratch_[thread]);
+        });
+    }
+}
+
+void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Scratch& scratch) const {
+    int32_t token = r.targets[readout];
+    double* room = reinterpret_cast<double*>(scratch.get(2 * (kernels_.sample_scratch(r.vocab_size) + 2 * (size_t)r.max_top)));
+    if (token < 0) {
+        const double* n = r.numbers + (size_t)readout * Readouts::NUMBERS;
+        const int32_t* starts = r.starts + (size_t)readout * Readouts::LISTS;
+        const auto ids = [&](int list) { return r.ids + starts[list]; };
+        const auto values = [&](int list) { return r.values + starts[list]; };
+        const auto size = [&](int list) { return starts[list + 1] - starts[list]; };
+        const bool is_plain = starts[0] == starts[Readouts::LISTS];
+        if (is_plain && n[Readouts::TEMPERATURE] == 0.0) {
+            token = kernels_.argmax(logits, r.vocab_size);
+        } else {
+            std::vector<int32_t> counts(values(Readouts::GENERATED), values(Readouts::GENERATED) + size(Readouts::GENERATED));
+            SampleParams p{};
+            p.temperature = n[Readouts::TEMPERATURE];
+            p.top_k = (int32_t)n[Readouts::TOP_K];
+            p.top_p = n[Readouts::TOP_P];
+            p.min_p = n[Readouts::MIN_P];
+            p.uniform = n[Readouts::UNIFORM];
+            p.repetition_penalty = n[Readouts::REPETITION];
+            p.presence_penalty = n[Readouts::PRESENCE];
+            p.frequency_penalty = n[Readouts::FREQUENCY];
+            p.seen = ids(Readouts::SEEN), p.num_seen = size(Readouts::SEEN);
+            p.generated = ids(Readouts::GENERATED), p.num_generated = size(Readouts::GENERATED);
+            p.generated_counts = counts.data();
+            p.bias_ids = ids(Readouts::BIASES), p.num_biases = size(Readouts::BIASES);
+            p.biases = values(Readouts::BIASES);
+            p.banned = ids(Readouts::BANNED), p.num_banned = size(Readouts::BANNED);
+            token = kernels_.sample_row(logits, r.vocab_size, p, room);
+        }
+    }
+    r.tokens[readout] = token;
+    const int32_t num_top = r.num_top[readout];
+    if (num_top < 0 || token < 0) return;
+    const double log_sum = kernels_.log_sum_exp(logits, r.vocab_size);
+    r.logprobs[readout] = logits[token] - log_sum;
+    r.ranks[readout] = kernels_.rank_of(logits, r.vocab_size, token);
+    const int32_t k = std::min(num_top, r.vocab_size);
+    if (k == 0) return;
+    int32_t* top = r.top_ids + (size_t)readout * r.max_top;
+    float* top_logits = scratch.floats.data() + scratch.floats.size() - k;
+    kernels_.top_k(logits, r.vocab_size, k, top, top_logits, room);
+    for (int32_t i = 0; i < k; ++i) r.top_logprobs[(size_t)readout * r.max_top + i] = top_logits[i] - log_sum;
+}
+
+void Model::copy_block(int group, int32_t source, int32_t target) {
+    for (auto& bytes : cache_bytes_) {
+        if (bytes.group != group) continue;
+        memcpy(bytes.keys->data() + bytes.key_block_bytes * target, bytes.keys->data() + bytes.key_block_bytes * source,
+               bytes.key_block_bytes);
+        memcpy(bytes.values->data() + bytes.value_block_bytes * target,
+               bytes.values->data() + bytes.value_block_bytes * source, bytes.value_block_bytes);
+    }
+    for (auto& state : states_)
+        if (state.group == group) {
+            float* base = reinterpret_cast<float*>(state.bytes->data());
+            memcpy(base + state.size * target, base + state.size * source, sizeof(float) * state.size);
+        }
+}
+
+size_t Model::packed_bytes() const {
+    size_t total = 0;
+    for (const auto& bytes : packed_) total += bytes->size();
+    return total;
+}
+
+}  // namespace headrace

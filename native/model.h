@@ -1,0 +1,176 @@
+// A Program, packed and ready: ops in order, each cut into tiles that the threads claim, a barrier between ops.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace headrace {
+
+// Memory that starts zeroed; the operating system gives a page when it is first touched.
+class Bytes {
+public:
+    explicit Bytes(size_t size);
+    ~Bytes();
+    Bytes(Bytes&& other) noexcept;
+    Bytes(const Bytes&) = delete;
+
+    uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    uint8_t* data_;
+    size_t size_;
+};
+
+// Where a buffer lies in the arena: with n rows, the n * width floats from n * offset. A quantized buffer holds its
+// QuantizedRows in place of the floats (width * 3 / 8 floats a row).
+struct Buffer {
+    int32_t offset, width;
+    bool is_quantized;
+};
+
+// One step, as handed to `Model::run`.
+struct Step {
+    int32_t num_tokens = 0;
+    const int32_t* token_ids = nullptr;
+    const int32_t* positions = nullptr;
+    const int32_t* parents = nullptr;  // null: every span is a chain
+    std::vector<Span> spans;             // `table` is set by the op that reads one
+    std::vector<const int32_t*> tables;  // [group * spans.size() + span]
+    const int32_t* readout_rows = nullptr;
+
+    // Queries [first, first + num) of a span: what one attention tile does for one kv head.
+    struct QueryBlock {
+        int32_t span, first, num;
+    };
+    std::vector<QueryBlock> blocks;
+    int32_t num_chunks = 0;  // of the longest context
+};
+
+// Rows to read out of a step, and what is asked of each; results beside them.
+struct Readouts {
+    int32_t count;
+    int32_t vocab_size;        // ids from here on are padding: never read
+    const int32_t* rows;
+    const int32_t* targets;    // the token to score, or -1: sample one
+    const int32_t* num_top;    // -1: no logprob; else the logprob, and those of so many most probable tokens
+    const double* numbers;     // [count][NUMBERS]: see `Number`
+    // Per readout and list a stretch of ids: from starts[r * LISTS + list] to the next start; `values` are parallel.
+    const int32_t* ids;
+    const double* values;
+    const int32_t* starts;
+    int32_t* tokens;
+    double* logprobs;
+    int32_t* ranks;
+    int32_t max_top;           // width of the next two
+    int32_t* top_ids;
+    double* top_logprobs;
+
+    enum Number { TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, REPETITION, PRESENCE, FREQUENCY, NUMBERS };
+    enum List { SEEN, GENERATED, BIASES, BANNED, LISTS };
+};
+
+class Model;
+
+struct Scratch {
+    std::vector<float> floats;
+    float* get(size_t count) {
+        if (floats.size() < count) floats.resize(count);
+        return floats.data();
+    }
+};
+
+// An op of the native list. `num_tiles` is a pure function of the step, so that every thread works it out for itself.
+class Op {
+public:
+    virtual ~Op() = default;
+    virtual int64_t num_tiles(const Model& model, int32_t rows) const = 0;
+    virtual void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const = 0;
+    // Before the threads start on a step.
+    virtual void prepare_step(Model&) const {}
+};
+
+class Model {
+public:
+    Model(int num_threads, int max_tokens, const std::string& isa);
+
+    // Pack a stored matrix; its id. `stored` has `rows` rows, `row_bytes` apart. Uses all threads.
+    int add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes);
+    int add_vector(const float* values, size_t count);
+    int add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
+                  int32_t value_width);
+    int add_state(int group, int32_t num_blocks, int64_t size);
+    void add_op(std::unique_ptr<Op> op) { (in_head_ ? head_ : trunk_).push_back(std::move(op)); }
+    void begin_head() { in_head_ = true; }
+    // Ready to run. `trunk_width`, `head_width`: floats per row of the two arenas.
+    void finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile);
+
+    // Compute all tokens of the step.
+    void run_trunk(Step step);
+    // Then read out rows [first, first + count) of the step's readouts; the last buffer is returned.
+    const float* run_head(const int32_t* readout_rows, int32_t count, const Buffer& last);
+    // The whole step in one call: its tokens, and what is read out of it, tile by tile.
+    void run(Step step, const Readouts& readouts, const Buffer& last);
+    void copy_block(int group, int32_t source, int32_t target);
+
+    const PackedMatrix& matrix(int id) const { return matrices_[id]; }
+    const float* vector(int id) const { return id < 0 ? nullptr : vectors_[id].data(); }
+    float* floats(const Buffer& buffer, int32_t rows) const { return arena() + (size_t)buffer.offset * rows; }
+    QuantizedRows quantized(const Buffer& buffer, int32_t rows) const;
+    float* trunk_floats(const Buffer& buffer) const {
+        return reinterpret_cast<float*>(trunk_arena_->data()) + (size_t)buffer.offset * step_.num_tokens;
+    }
+    const Step& step() const { return step_; }
+    const AttentionCache& cache(int id) const { return caches_[id]; }
+    float* state(int id, int32_t block) const { return reinterpret_cast<float*>(states_[id].bytes->data()) + states_[id].size * block; }
+    const int32_t* table(int group, int span) const { return step_.tables[(size_t)group * step_.spans.size() + span]; }
+    const Kernels& kernels() const { return kernels_; }
+    int num_threads() const { return pool_.size(); }
+    size_t packed_bytes() const;
+    // Room for partial attentions; grown by `run_trunk` before the threads start.
+    float* parts() const { return parts_->floats.data(); }
+    void need_parts(size_t count) { parts_->get(count); }
+
+private:
+    struct CacheBytes {
+        std::unique_ptr<Bytes> keys, values;
+        int group;
+        size_t key_block_bytes, value_block_bytes;
+    };
+    struct State {
+        std::unique_ptr<Bytes> bytes;
+        int group;
+        int64_t size;
+    };
+    float* arena() const { return reinterpret_cast<float*>((running_head_ ? head_arena_ : trunk_arena_)->data()); }
+    void read_out(const Readouts& readouts, int32_t readout, const float* logits, Scratch& scratch) const;
+    void run_ops(const std::vector<std::unique_ptr<Op>>& ops, int32_t rows);
+
+    const Kernels& kernels_;
+    Pool pool_;
+    const int max_tokens_;
+    std::vector<PackedMatrix> matrices_;
+    std::vector<std::unique_ptr<Bytes>> packed_;
+    std::vector<std::vector<float>> vectors_;
+    std::vector<AttentionCache> caches_;
+    std::vector<CacheBytes> cache_bytes_;
+    std::vector<State> states_;
+    std::vector<std::unique_ptr<Op>> trunk_, head_;
+    std::unique_ptr<Bytes> trunk_arena_, head_arena_;
+    std::vector<Scratch> scratch_;
+    std::unique_ptr<Scratch> parts_ = std::make_unique<Scratch>();
+    std::unique_ptr<std::atomic<int64_t>[]> claimed_;  // per op: tiles handed out in this run
+    Step step_;
+    int32_t rows_per_tile_ = 1;
+    bool in_head_ = false, running_head_ = false;
+};
+
+const Kernels& kernels_named(const std::string& isa);
+
+}  // namespace headrace

@@ -1,0 +1,192 @@
+#include "ops.h"
+
+namespace headrace {
+
+namespace {
+
+void multiply(const Model& model, const PackedMatrix& matrix, int32_t first, int32_t last, const Buffer& in, int32_t rows,
+              float* out, size_t out_stride, Epilogue epilogue) {
+    if (in.is_quantized)
+        model.kernels().linear_quantized(matrix, first, last, model.quantized(in, rows), rows, out, out_stride, epilogue);
+    else
+        model.kernels().linear_float(matrix, first, last, model.floats(in, rows), in.width, rows, out, out_stride, epilogue);
+}
+
+}  // namespace
+
+void Linear::prepare(const Model& model) {
+    int32_t strips = 0;
+    for (const Part& part : parts) strips += model.matrix(part.matrix).num_strips();
+    // Some eight tiles a thread: enough for a busy core to fall behind without holding up the others.
+    strips_per_tile = std::clamp(strips / (8 * model.num_threads()), 1, 64);
+    first_tile.assign(1, 0);
+    for (const Part& part : parts) {
+        const int32_t num_strips = model.matrix(part.matrix).num_strips();
+        first_tile.push_back(first_tile.back() + (num_strips + strips_per_tile - 1) / strips_per_tile);
+    }
+}
+
+void Linear::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+    size_t p = 0;
+    while (index >= first_tile[p + 1]) ++p;
+    const Part& part = parts[p];
+    const PackedMatrix& matrix = model.matrix(part.matrix);
+    const int32_t first = (int32_t)(index - first_tile[p]) * strips_per_tile;
+    const int32_t last = std::min(first + strips_per_tile, matrix.num_strips());
+    multiply(model, matrix, first, last, in, rows, model.floats(part.out, rows), part.out.width,
+             {model.vector(part.bias), part.accumulate});
+}
+
+void GatedLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+    const PackedMatrix& matrix = model.matrix(gate);
+    const int32_t column = (int32_t)index * GROUP, width = std::min(GROUP, matrix.rows - column);
+    const int32_t first = column / STRIP, last = std::min(first + GROUP / STRIP, matrix.num_strips());
+    float* gates = scratch.get((size_t)2 * rows * GROUP);
+    float* ups = gates + (size_t)rows * GROUP;
+    // The kernels write to out + strip * 16: the group's own 32 columns begin at `gates`.
+    const ptrdiff_t shift = (ptrdiff_t)first * STRIP;
+    multiply(model, matrix, first, last, in, rows, gates - shift, GROUP, {nullptr, false});
+    multiply(model, model.matrix(up), first, last, in, rows, ups - shift, GROUP, {nullptr, false});
+    const Kernels& k = model.kernels();
+    if (!out.is_quantized) {
+        float* to = model.floats(out, rows) + column;
+        for (int32_t row = 0; row < rows; ++row)
+            k.gate(kind, gates + row * GROUP, ups + row * GROUP, width, to + (size_t)row * out.width);
+        return;
+    }
+    const QuantizedRows to = model.quantized(out, rows);
+    for (int32_t row = 0; row < rows; ++row) {
+        k.gate(kind, gates + row * GROUP, ups + row * GROUP, GROUP, gates + row * GROUP);
+        const size_t cell = (size_t)row * out.width + column;
+        k.quantize(gates + row * GROUP, 0,
+                   {GROUP, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP});
+    }
+}
+
+void HeadLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+    const PackedMatrix& matrix = model.matrix(matrices[index]);
+    model.kernels().linear_float(matrix, 0, matrix.num_strips(), model.floats(in, rows) + index * matrix.width, in.width,
+                                 rows, model.floats(out, rows) + index * matrix.rows, out.width, {nullptr, false});
+}
+
+void StoreKV::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+    const Step::QueryBlock& block = model.step().blocks[index];
+    const Span& span = model.step().spans[block.span];
+    const int32_t* table = model.table(group, block.span);
+    const float* keys = model.floats(k, rows);
+    const float* values = is_latent ? nullptr : model.floats(v, rows);
+    for (int32_t i = block.first; i < block.first + block.num; ++i) {
+        const size_t row = span.first_row + i;
+        model.kernels().store_kv(model.cache(cache), table, span.start + i, keys + row * k.width,
+                                 is_latent ? nullptr : values + row * v.width);
+    }
+}
+
+size_t Attend::part_floats(const Model& model) const {
+    int32_t longest = 1;
+    for (const auto& block : model.step().blocks) longest = std::max(longest, block.num);
+    return model.kernels().attend_part_size(shape, longest);
+}
+
+void Attend::prepare_step(Model& model) const {
+    if (is_split(model, shape))
+        model.need_parts(part_floats(model) * model.step().blocks.size() * shape.kv_heads * model.step().num_chunks);
+}
+
+void Attend::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+    const Step& step = model.step();
+    const Kernels& k = model.kernels();
+    const bool split = is_split(model, shape);
+    const int64_t pair = split ? index / step.num_chunks : index;
+    const Step::QueryBlock& block = step.blocks[pair / shape.kv_heads];
+    const int32_t kv_head = (int32_t)(pair % shape.kv_heads);
+    Span span = step.spans[block.span];
+    span.table = model.table(group, block.span);
+    const int32_t* parents = step.parents ? step.parents + span.first_row : nullptr;
+    float* room = scratch.get(k.attend_scratch(shape, block.num));
+    if (!split)
+        return k.attend(shape, model.cache(cache), span, parents, kv_head, block.first, block.num, model.floats(q, rows),
+                        q.width, model.floats(out, rows), out.width, room);
+    const int32_t chunk = (int32_t)(index % step.num_chunks);
+    // The parts of a pair lie together, each as large as its own block of queries needs.
+    float* part = model.parts() + part_floats(model) * step.num_chunks * pair + k.attend_part_size(shape, block.num) * chunk;
+    k.attend_part(shape, model.cache(cache), span, parents, kv_head, block.first, block.num, chunk, chunk + 1,
+                  model.floats(q, rows), q.width, part, room);
+}
+
+void AttendMerge::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+    const Step& step = model.step();
+    const AttentionShape& shape = attend.shape;
+    const Step::QueryBlock& block = step.blocks[index / shape.kv_heads];
+    const float* parts = model.parts() + attend.part_floats(model) * step.num_chunks * index;
+    model.kernels().attend_merge(shape, step.spans[block.span], (int32_t)(index % shape.kv_heads), block.first, block.num,
+                                 parts, step.num_chunks, model.floats(attend.out, rows), attend.out.width,
+                                 scratch.get(model.kernels().attend_scratch(shape, block.num)));
+}
+
+void Conv::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+    const int32_t span_index = (int32_t)(index / tiles_per_span()), first = (int32_t)(index % tiles_per_span()) * CHANNELS;
+    const Span& span = model.step().spans[span_index];
+    const int32_t* blocks = model.table(group, span_index);  // (to read, to write)
+    const ConvShape shape{width, kernel, model.vector(weight), model.vector(bias)};
+    model.kernels().conv(shape, model.floats(in, rows) + (size_t)span.first_row * in.width, in.width, span.count,
+                         blocks[0] < 0 ? nullptr : model.state(state, blocks[0]), model.state(state, blocks[1]),
+                         model.floats(out, rows) + (size_t)span.first_row * out.width, out.width, first,
+                         std::min(first + CHANNELS, width));
+}
+
+void SsmScan::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+    const int32_t span_index = (int32_t)(index / tiles_per_span()), first = (int32_t)(index % tiles_per_span()) * CHANNELS;
+    const Span& span = model.step().spans[span_index];
+    const int32_t* blocks = model.table(group, span_index);
+    const SsmShape shape{width, state_size, model.vector(a), model.vector(d)};
+    const auto rows_of = [&](const Buffer& buffer) { return model.floats(buffer, rows) + (size_t)span.first_row * buffer.width; };
+    const SsmInputs inputs{rows_of(x), rows_of(dt), rows_of(b), rows_of(c),
+                           (size_t)x.width, (size_t)dt.width, (size_t)b.width, (size_t)c.width};
+    model.kernels().ssm_scan(shape, inputs, span.count, blocks[0] < 0 ? nullptr : model.state(state, blocks[0]),
+                             model.state(state, blocks[1]), rows_of(out), out.width, first, std::min(first + CHANNELS, width));
+}
+
+void Route::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const {
+    RouteShape with_bias = shape;
+    with_bias.bias = model.vector(bias);
+    model.kernels().route(with_bias, model.floats(in, rows) + (size_t)row * in.width,
+                          model.floats(out, rows) + (size_t)row * out.width,
+                          scratch.get(model.kernels().route_scratch(with_bias)));
+}
+
+void Experts::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const {
+    const Kernels& k = model.kernels();
+    const float* x = model.floats(in, rows) + (size_t)row * in.width;
+    const float* chosen = model.floats(routing, rows) + (size_t)row * routing.width;
+    float* to = model.floats(out, rows) + (size_t)row * out.width;
+    const int32_t hidden = in.width, inner = model.matrix(gate[0]).rows, widest = std::max(hidden, inner);
+    // gates, ups, one expert's output, and room for a quantized row (less than its floats).
+    float* gates = scratch.get((size_t)2 * inner + out.width + widest);
+    float *ups = gates + inner, *expert_out = ups + inner, *room = expert_out + out.width;
+    const auto product = [&](int id, const float* from, float* result) {
+        const PackedMatrix& matrix = model.matrix(id);
+        if (!matrix.is_quantized())
+            return k.linear_float(matrix, 0, matrix.num_strips(), from, matrix.width, 1, result, matrix.rows, {nullptr, false});
+        QuantizedRows q;
+        q.width = matrix.width;
+        q.q = reinterpret_cast<int8_t*>(room);
+        q.scale = room + matrix.width / 4;
+        q.scaled_sum = q.scale + matrix.width / GROUP;
+        q.sums = reinterpret_cast<int32_t*>(q.scaled_sum + matrix.width / GROUP);
+        k.quantize(from, 0, q);
+        k.linear_quantized(matrix, 0, matrix.num_strips(), q, 1, result, matrix.rows, {nullptr, false});
+    };
+    std::fill(to, to + out.width, 0.0f);
+    for (int32_t i = 0; i < top_k; ++i) {
+        const int32_t expert = (int32_t)chosen[i];
+        product(gate[expert], x, gates);
+        product(up[expert], x, ups);
+        k.gate(kind, gates, ups, inner, gates);
+        product(down[expert], gates, expert_out);
+        k.scale(expert_out, chosen[top_k + i], out.width, expert_out);
+        k.add(to, expert_out, out.width, to);
+    }
+}
+
+}  // namespace headrace

@@ -1,0 +1,227 @@
+// The ops of the native list. Each says in how many tiles it comes apart and computes one of them.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "model.h"
+
+namespace headrace {
+
+constexpr int32_t ROWS = 8;  // rows of a tile of the ops that go row by row
+
+struct RowOp : Op {
+    int64_t num_tiles(const Model&, int32_t rows) const override { return (rows + ROWS - 1) / ROWS; }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override {
+        const int32_t first = (int32_t)index * ROWS, last = std::min(first + ROWS, rows);
+        for (int32_t row = first; row < last; ++row) one(model, rows, row, scratch);
+    }
+    virtual void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const = 0;
+};
+
+struct Embed : RowOp {
+    int matrix;
+    Buffer out;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        float* to = model.floats(out, rows) + (size_t)row * out.width;
+        model.kernels().unpack_row(model.matrix(matrix), model.step().token_ids[row], to);
+    }
+};
+
+// Rows to read out, from the trunk's last buffer.
+struct SelectRows : RowOp {
+    Buffer in, out;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        const float* from = model.trunk_floats(in) + (size_t)model.step().readout_rows[row] * in.width;
+        std::copy(from, from + in.width, model.floats(out, rows) + (size_t)row * out.width);
+    }
+};
+
+// Norm, and where only quantized products read it, quantization in the same pass.
+struct Norm : RowOp {
+    Buffer in, out;
+    int weight;
+    int32_t heads;
+    float eps, offset;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override {
+        const float* x = model.floats(in, rows) + (size_t)row * in.width;
+        const int32_t width = in.width / heads;
+        float* to = out.is_quantized ? scratch.get(in.width) : model.floats(out, rows) + (size_t)row * out.width;
+        for (int32_t head = 0; head < heads; ++head)
+            model.kernels().rms_norm(x + head * width, model.vector(weight), width, eps, offset, to + head * width);
+        if (out.is_quantized) model.kernels().quantize(to, row, model.quantized(out, rows));
+    }
+};
+
+struct Quantize : RowOp {
+    Buffer in, out;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        model.kernels().quantize(model.floats(in, rows) + (size_t)row * in.width, row, model.quantized(out, rows));
+    }
+};
+
+enum class Elementwise : int32_t { GATE, ACT, ADD, SCALE, SOFTCAP };
+
+struct Element : RowOp {
+    Elementwise verb;
+    int32_t kind;   // of activation
+    float number;   // factor or cap
+    Buffer a, b, out;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        const Kernels& k = model.kernels();
+        const float* x = model.floats(a, rows) + (size_t)row * a.width;
+        const float* y = model.floats(b, rows) + (size_t)row * b.width;
+        float* to = model.floats(out, rows) + (size_t)row * out.width;
+        switch (verb) {
+            case Elementwise::GATE: return k.gate(kind, x, y, a.width, to);
+            case Elementwise::ACT: return k.act(kind, x, a.width, to);
+            case Elementwise::ADD: return k.add(x, y, a.width, to);
+            case Elementwise::SCALE: return k.scale(x, number, a.width, to);
+            case Elementwise::SOFTCAP: return k.softcap(x, number, a.width, to);
+        }
+    }
+};
+
+// Numbers [start, start + width) of each head of `in` to [to_start, ...) of each head of `out`: slices and concatenations.
+struct CopyHeads : RowOp {
+    Buffer in, out;
+    int32_t heads, start, to_start, width;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        const int32_t in_head = in.width / heads, out_head = out.width / heads;
+        const float* from = model.floats(in, rows) + (size_t)row * in.width + start;
+        float* to = model.floats(out, rows) + (size_t)row * out.width + to_start;
+        for (int32_t head = 0; head < heads; ++head)
+            std::copy(from + head * in_head, from + head * in_head + width, to + head * out_head);
+    }
+};
+
+// `table`: [position][cosines, sines].
+struct Rope : RowOp {
+    Buffer in, out;
+    int table;
+    int32_t heads, start, pairs;
+    bool interleaved;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
+        const float* turns = model.vector(table) + (size_t)model.step().positions[row] * 2 * pairs;
+        model.kernels().rope(model.floats(in, rows) + (size_t)row * in.width, turns, heads, in.width / heads, start, pairs,
+                             interleaved, model.floats(out, rows) + (size_t)row * out.width);
+    }
+};
+
+// One or more products of the same input: q, k and v are one op.
+struct Linear : Op {
+    struct Part {
+        int matrix, bias;
+        Buffer out;
+        bool accumulate;
+    };
+    Buffer in;
+    std::vector<Part> parts;
+    std::vector<int32_t> first_tile;  // of each part, and the total
+    int32_t strips_per_tile;
+
+    void prepare(const Model& model);
+    int64_t num_tiles(const Model&, int32_t) const override { return first_tile.back(); }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+};
+
+// activation(gate x) * (up x), into a float or a quantized buffer: a tile is a group of 32 outputs.
+struct GatedLinear : Op {
+    Buffer in, out;
+    int gate, up;
+    int32_t kind;
+    int64_t num_tiles(const Model& model, int32_t) const override {
+        return (model.matrix(gate).rows + GROUP - 1) / GROUP;
+    }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+};
+
+// Each head through its own matrix (float weights).
+struct HeadLinear : Op {
+    Buffer in, out;
+    std::vector<int> matrices;
+    int64_t num_tiles(const Model&, int32_t) const override { return (int64_t)matrices.size(); }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+};
+
+struct StoreKV : Op {
+    Buffer k, v;
+    int group, cache;
+    bool is_latent;
+    int64_t num_tiles(const Model& model, int32_t) const override { return (int64_t)model.step().blocks.size(); }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+};
+
+// Attention: a tile is a block of queries and a kv head. Where those are too few for the threads and contexts are long,
+// a tile is one chunk of the context as well, and AttendMerge joins them; the bits are the same.
+struct Attend : Op {
+    Buffer q, out;
+    int group, cache;
+    AttentionShape shape;
+
+    static bool is_split(const Model& model, const AttentionShape& shape) {
+        const int64_t num_pairs = (int64_t)model.step().blocks.size() * shape.kv_heads;
+        return model.num_threads() > 1 && model.step().num_chunks > 1 && num_pairs < 4 * model.num_threads();
+    }
+    int64_t num_tiles(const Model& model, int32_t) const override {
+        const int64_t num_pairs = (int64_t)model.step().blocks.size() * shape.kv_heads;
+        return is_split(model, shape) ? num_pairs * model.step().num_chunks : num_pairs;
+    }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+    void prepare_step(Model& model) const override;
+    size_t part_floats(const Model& model) const;  // of one chunk of one tile
+};
+
+struct AttendMerge : Op {
+    Attend attend;
+    int64_t num_tiles(const Model& model, int32_t) const override {
+        return Attend::is_split(model, attend.shape) ? (int64_t)model.step().blocks.size() * attend.shape.kv_heads : 0;
+    }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+};
+
+// A span's state goes through all its channels; a tile is a stretch of channels of one span.
+struct Recurrent : Op {
+    static constexpr int32_t CHANNELS = 256;
+    int group, state;
+    int32_t width;
+    int64_t tiles_per_span() const { return (width + CHANNELS - 1) / CHANNELS; }
+    int64_t num_tiles(const Model& model, int32_t) const override {
+        return (int64_t)model.step().spans.size() * tiles_per_span();
+    }
+};
+
+struct Conv : Recurrent {
+    Buffer in, out;
+    int weight, bias;
+    int32_t kernel;
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+};
+
+struct SsmScan : Recurrent {
+    Buffer x, dt, b, c, out;
+    int a, d;
+    int32_t state_size;
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+};
+
+struct Route : RowOp {
+    Buffer in, out;
+    int bias;
+    RouteShape shape;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
+};
+
+// A token through its experts, one after the other in the order of its routing.
+struct Experts : RowOp {
+    Buffer in, routing, out;
+    std::vector<int> gate, up, down;
+    int32_t top_k, kind;
+    int64_t num_tiles(const Model&, int32_t rows) const override { return rows; }
+    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override {
+        one(model, rows, (int32_t)index, scratch);
+    }
+    void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
+};
+
+}  // namespace headrace

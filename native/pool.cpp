@@ -1,0 +1,78 @@
+#include "pool.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace headrace {
+
+namespace {
+
+constexpr int SPINS = 1500;  // some 20 to 80 us, by processor: longer than a tile, shorter than a time slice
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Pool::Pool(int num_threads)
+    : num_threads_(num_threads < 1 ? 1 : num_threads),
+      // With more threads than processors, who is waited for may need the very core that the waiting burns.
+      spins_(num_threads <= (int)std::thread::hardware_concurrency() ? SPINS : 0) {
+    for (int thread = 1; thread < num_threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+}
+
+Pool::~Pool() {
+    is_closing_.store(true);
+    job_.fetch_add(1);
+    job_.notify_all();
+    for (auto& worker : workers_) worker.join();
+}
+
+void Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
+    for (int spin = 0; spin < spins_; ++spin) {
+        if (value.load(std::memory_order_acquire) != old) return;
+        relax();
+    }
+    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+void Pool::run(const std::function<void(int)>& body) {
+    body_ = &body;
+    if (num_threads_ > 1) {
+        job_.fetch_add(1, std::memory_order_release);
+        job_.notify_all();
+    }
+    body(0);
+    barrier();  // the body must not go out of scope while a worker is in it
+}
+
+void Pool::barrier() {
+    if (num_threads_ == 1) return;
+    const uint32_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)num_threads_) {
+        arrived_.store(0, std::memory_order_relaxed);
+        phase_.store(phase + 1, std::memory_order_release);
+        phase_.notify_all();
+    } else {
+        wait_while(phase_, phase);
+    }
+}
+
+void Pool::work(int thread) {
+    uint32_t seen = 0;
+    while (true) {
+        wait_while(job_, seen);
+        seen = job_.load(std::memory_order_acquire);
+        if (is_closing_.load()) return;
+        (*body_)(thread);
+        barrier();
+    }
+}
+
+}  // namespace headrace

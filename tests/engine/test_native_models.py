@@ -1,0 +1,89 @@
+"""The native backend against the independent float32 implementation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from headrace.backends.native.model import NativeModel
+from headrace.core.request import Request
+from headrace.core.sampling import SamplingParams
+from headrace.engine.engine import Engine
+from headrace.models.loaders.checkpoint import open_checkpoint
+from headrace.models.registry import describe, open_weights
+from headrace.program.cache import cache_groups
+from headrace.server.build import ServeConfig, compose
+
+from .loaded import assert_greedy, greedy, run
+from .test_tiny_models import NAMES
+
+
+def native_engine(path: Path, *, kv_f16: bool, max_step_tokens: int = 256, context_length: int = 2048) -> Engine:
+    checkpoint = open_checkpoint(path)
+    program = describe(checkpoint).program
+    config = ServeConfig(max_running=8, max_step_tokens=max_step_tokens)
+    groups = cache_groups(program, 16, element_bytes=2 if kv_f16 else 4, checkpoint_interval=64)
+    num_blocks = (400,) * len(groups)
+    model = NativeModel(
+        program,
+        open_weights(checkpoint, program),
+        groups,
+        num_blocks,
+        max_tokens=max_step_tokens,
+        context_length=context_length,
+        num_threads=2,
+        kv_f16=kv_f16,
+    )
+    return compose(
+        config,
+        model,
+        groups,
+        num_blocks,
+        context_length=context_length,
+        vocab_size=program.vocab_size,
+        numerics=model.numerics,
+    )
+
+
+@pytest.mark.parametrize("chunk", [7, 256])
+@pytest.mark.parametrize("name", NAMES)
+def test_unquantized_weights_and_cache_are_right_to_rounding(name: str, chunk: int, data_path: Path) -> None:
+    folder = data_path / "tiny" / name
+    expected = json.loads((folder / "expected.json").read_text())
+    engine = native_engine(folder, kv_f16=False, max_step_tokens=max(chunk, 8), context_length=128)
+    params = SamplingParams(max_tokens=16, temperature=0, num_logprobs=1)
+    reply = run(engine, Request("r", tuple(expected["ids"]), params, score_prompt=True))["r"]
+    pairs = zip(reply.prompt_logprobs, expected["prompt_logprobs"], strict=True)
+    assert max(abs(entry.logprob - value) for entry, value in pairs) <= 1e-3
+    assert_greedy(reply, expected["greedy"]["steps"], 1e-3)
+    again = run(engine, greedy("again", expected["ids"], 16))["again"]
+    assert again.num_cached >= 80
+    assert_greedy(again, expected["greedy"]["steps"], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "reference"), [("smollm2_path", "smollm2-135m-instruct.q4_1"), ("gemma_path", "gemma-3-270m.q4_k_m")]
+)
+def test_int8_activations_and_an_f16_cache_cost_little(
+    model: str, reference: str, data_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Mean absolute logprob difference under 0.03 and perplexity within 0.5 % over the reference prompts and replies."""
+    expected = json.loads((data_path / f"{reference}.json").read_text())
+    engine = native_engine(request.getfixturevalue(model), kv_f16=True)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for index, prompt in enumerate(expected["prompts"]):
+        steps = prompt["greedy"]["steps"]
+        ids = (*prompt["ids"], *(step[0] for step in steps))
+        scored = Request(f"p{index}", ids, SamplingParams(max_tokens=1, temperature=0), score_prompt=True)
+        ours += [entry.logprob for entry in run(engine, scored)[scored.id].prompt_logprobs]
+        theirs += [*prompt["prompt_logprobs"], *(step[1] for step in steps)]
+    difference = fmean(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    ratio = math.exp(fmean(theirs) - fmean(ours))
+    print(f"{reference}: mean difference {difference:.4f}, perplexity x {ratio:.4f} over {len(ours)} tokens")
+    assert difference < 0.03
+    assert abs(ratio - 1) < 0.005
