@@ -71,7 +71,7 @@ def test_unquantized_weights_and_cache_are_right_to_rounding(name: str, chunk: i
 def test_int8_activations_and_an_f16_cache_cost_little(
     model: str, reference: str, data_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Mean absolute logprob difference under 0.03 and perplexity within 0.5 % over the reference prompts and replies."""
+    """Mean absolute logprob difference under 0.03, perplexity within 0.5 %, over the reference prompts and replies."""
     expected = json.loads((data_path / f"{reference}.json").read_text())
     engine = native_engine(request.getfixturevalue(model), kv_f16=True)
     ours: list[float] = []
