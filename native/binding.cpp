@@ -148,89 +148,90 @@ NB_MODULE(_native, m) {
         .def("embed", [](Model& model, int matrix, Buffer out) {
             Embed op;
             op.matrix = matrix, op.out = out;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "matrix"_a, "out"_a)
         .def("select_rows", [](Model& model, Buffer in, Buffer out) {
             SelectRows op;
             op.in = in, op.out = out;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a)
         .def("norm", [](Model& model, Buffer in, Buffer out, int weight, int32_t heads, float eps, float offset) {
             Norm op;
             op.in = in, op.out = out, op.weight = weight, op.heads = heads, op.eps = eps, op.offset = offset;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "weight"_a, "heads"_a, "eps"_a, "offset"_a)
         .def("quantize", [](Model& model, Buffer in, Buffer out) {
             Quantize op;
             op.in = in, op.out = out;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a)
         .def("element", [](Model& model, Elementwise verb, int32_t kind, float number, Buffer a, Buffer b, Buffer out) {
             Element op;
             op.verb = verb, op.kind = kind, op.number = number, op.a = a, op.b = b, op.out = out;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "verb"_a, "kind"_a, "number"_a, "a"_a, "b"_a, "out"_a)
         .def("copy_heads", [](Model& model, Buffer in, Buffer out, int32_t heads, int32_t start, int32_t to_start,
                               int32_t width) {
             CopyHeads op;
             op.in = in, op.out = out, op.heads = heads, op.start = start, op.to_start = to_start, op.width = width;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "heads"_a, "start"_a, "to_start"_a, "width"_a)
         .def("rope", [](Model& model, Buffer in, Buffer out, int table, int32_t heads, int32_t start, int32_t pairs,
                         bool interleaved) {
             Rope op;
             op.in = in, op.out = out, op.table = table, op.heads = heads, op.start = start, op.pairs = pairs;
             op.interleaved = interleaved;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "table"_a, "heads"_a, "start"_a, "pairs"_a, "interleaved"_a)
         .def("linear", [](Model& model, Buffer in, std::vector<Linear::Part> parts) {
             Linear op;
             op.in = in, op.parts = std::move(parts);
             op.prepare(model);
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "parts"_a)
         .def("gated_linear", [](Model& model, Buffer in, Buffer out, int gate, int up, int32_t kind) {
             GatedLinear op;
             op.in = in, op.out = out, op.gate = gate, op.up = up, op.kind = kind;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "gate"_a, "up"_a, "kind"_a)
         .def("head_linear", [](Model& model, Buffer in, Buffer out, std::vector<int> matrices) {
             HeadLinear op;
             op.in = in, op.out = out, op.matrices = std::move(matrices);
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "matrices"_a)
         .def("store_kv", [](Model& model, Buffer k, Buffer v, int group, int cache, bool is_latent) {
             StoreKV op;
             op.k = k, op.v = v, op.group = group, op.cache = cache, op.is_latent = is_latent;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "k"_a, "v"_a, "group"_a, "cache"_a, "is_latent"_a)
         .def("attend", [](Model& model, Buffer q, Buffer out, int group, int cache, AttentionShape shape) {
             Attend op;
             op.q = q, op.out = out, op.group = group, op.cache = cache, op.shape = shape;
             AttendMerge merge;
-            merge.attend = op;
-            model.add_op(made(op));
-            model.add_op(made(merge));
+            merge.attend.q = q, merge.attend.out = out, merge.attend.group = group, merge.attend.cache = cache;
+            merge.attend.shape = shape;
+            model.add_op(made(std::move(op)));
+            model.add_op(made(std::move(merge)));
         }, "q"_a, "out"_a, "group"_a, "cache"_a, "shape"_a)
         .def("conv", [](Model& model, Buffer in, Buffer out, int weight, int bias, int32_t kernel, int group, int state) {
             Conv op;
             op.in = in, op.out = out, op.weight = weight, op.bias = bias, op.kernel = kernel;
             op.group = group, op.state = state, op.width = in.width;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "weight"_a, "bias"_a, "kernel"_a, "group"_a, "state"_a)
         .def("ssm_scan", [](Model& model, Buffer x, Buffer dt, Buffer b, Buffer c, Buffer out, int a, int d,
                             int32_t state_size, int group, int state) {
             SsmScan op;
             op.x = x, op.dt = dt, op.b = b, op.c = c, op.out = out, op.a = a, op.d = d, op.state_size = state_size;
             op.group = group, op.state = state, op.width = x.width;
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "x"_a, "dt"_a, "b"_a, "c"_a, "out"_a, "a"_a, "d"_a, "state_size"_a, "group"_a, "state"_a)
         .def("route", [](Model& model, Buffer in, Buffer out, int bias, int32_t num_experts, int32_t top_k, bool is_sigmoid,
                          int32_t num_groups, int32_t top_groups, bool renormalize, float scaling) {
             Route op;
             op.in = in, op.out = out, op.bias = bias;
             op.shape = {num_experts, top_k, is_sigmoid, nullptr, num_groups, top_groups, renormalize, scaling};
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "bias"_a, "num_experts"_a, "top_k"_a, "is_sigmoid"_a, "num_groups"_a, "top_groups"_a,
            "renormalize"_a, "scaling"_a)
         .def("experts", [](Model& model, Buffer in, Buffer routing, Buffer out, std::vector<int> gate, std::vector<int> up,
@@ -238,6 +239,6 @@ NB_MODULE(_native, m) {
             Experts op;
             op.in = in, op.routing = routing, op.out = out, op.top_k = top_k, op.kind = kind;
             op.gate = std::move(gate), op.up = std::move(up), op.down = std::move(down);
-            model.add_op(made(op));
+            model.add_op(made(std::move(op)));
         }, "in_"_a, "routing"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "kind"_a);
 }

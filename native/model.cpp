@@ -37,6 +37,12 @@ const Kernels& kernels_named(const std::string& isa) {
 Model::Model(int num_threads, int max_tokens, const std::string& isa)
     : kernels_(kernels_named(isa)), pool_(num_threads), max_tokens_(max_tokens), scratch_(pool_.size()) {}
 
+void Model::add_op(std::unique_ptr<Op> op) {
+    auto& ops = in_head_ ? head_ : trunk_;
+    if (!ops.empty()) op = ops.back()->join(std::move(op));
+    if (op) ops.push_back(std::move(op));
+}
+
 int Model::add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes) {
     PackedMatrix matrix{packing, rows, width, nullptr};
     const int32_t num_strips = matrix.num_strips();
@@ -125,8 +131,10 @@ void Model::run_trunk(Step step) {
         throw std::invalid_argument("a step of " + std::to_string(step.num_tokens) + " tokens; at most " +
                                     std::to_string(max_tokens_) + " were allowed for");
     step_ = std::move(step);
+    step_.span_of.resize(step_.num_tokens);
     for (int32_t i = 0; i < (int32_t)step_.spans.size(); ++i) {
         const Span& span = step_.spans[i];
+        std::fill_n(step_.span_of.begin() + span.first_row, span.count, i);
         step_.num_chunks = std::max(step_.num_chunks, (span.start + span.count + CHUNK - 1) / CHUNK);
         for (int32_t first = 0; first < span.count; first += QUERIES)
             step_.blocks.push_back({i, first, std::min(QUERIES, span.count - first)});

@@ -50,6 +50,7 @@ struct Step {
         int32_t span, first, num;
     };
     std::vector<QueryBlock> blocks;
+    std::vector<int32_t> span_of;  // of each row
     int32_t num_chunks = 0;  // of the longest context
 };
 
@@ -89,11 +90,15 @@ struct Scratch {
 // An op of the native list. `num_tiles` is a pure function of the step, so that every thread works it out for itself.
 class Op {
 public:
+    Op() = default;
+    Op(Op&&) = default;
     virtual ~Op() = default;
     virtual int64_t num_tiles(const Model& model, int32_t rows) const = 0;
     virtual void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const = 0;
     // Before the threads start on a step.
     virtual void prepare_step(Model&) const {}
+    // Take over an op that follows this one, if both go row by row; null then.
+    virtual std::unique_ptr<Op> join(std::unique_ptr<Op> next) { return next; }
 };
 
 class Model {
@@ -106,7 +111,8 @@ public:
     int add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
                   int32_t value_width);
     int add_state(int group, int32_t num_blocks, int64_t size);
-    void add_op(std::unique_ptr<Op> op) { (in_head_ ? head_ : trunk_).push_back(std::move(op)); }
+    // Ops that go row by row are joined to one, with one barrier behind them all.
+    void add_op(std::unique_ptr<Op> op);
     void begin_head() { in_head_ = true; }
     // Ready to run. `trunk_width`, `head_width`: floats per row of the two arenas.
     void finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile);

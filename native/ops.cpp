@@ -69,17 +69,12 @@ void HeadLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch&)
                                  rows, model.floats(out, rows) + index * matrix.rows, out.width, {nullptr, false});
 }
 
-void StoreKV::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
-    const Step::QueryBlock& block = model.step().blocks[index];
-    const Span& span = model.step().spans[block.span];
-    const int32_t* table = model.table(group, block.span);
-    const float* keys = model.floats(k, rows);
-    const float* values = is_latent ? nullptr : model.floats(v, rows);
-    for (int32_t i = block.first; i < block.first + block.num; ++i) {
-        const size_t row = span.first_row + i;
-        model.kernels().store_kv(model.cache(cache), table, span.start + i, keys + row * k.width,
-                                 is_latent ? nullptr : values + row * v.width);
-    }
+void StoreKV::one(const Model& model, int32_t rows, int32_t row, Scratch&) const {
+    const int32_t index = model.step().span_of[row];
+    const Span& span = model.step().spans[index];
+    const float* values = is_latent ? nullptr : model.floats(v, rows) + (size_t)row * v.width;
+    model.kernels().store_kv(model.cache(cache), model.table(group, index), span.start + row - span.first_row,
+                             model.floats(k, rows) + (size_t)row * k.width, values);
 }
 
 size_t Attend::part_floats(const Model& model) const {
@@ -155,7 +150,7 @@ void Route::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch)
                           scratch.get(model.kernels().route_scratch(with_bias)));
 }
 
-void Experts::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const {
+void Experts::tile(const Model& model, int32_t rows, int64_t row, Scratch& scratch) const {
     const Kernels& k = model.kernels();
     const float* x = model.floats(in, rows) + (size_t)row * in.width;
     const float* chosen = model.floats(routing, rows) + (size_t)row * routing.width;

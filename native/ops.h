@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "model.h"
@@ -10,11 +11,25 @@ namespace headrace {
 
 constexpr int32_t ROWS = 8;  // rows of a tile of the ops that go row by row
 
+// An op of which a row of the output needs that row of the inputs only. Those that follow each other are one op: a tile
+// takes its rows through all of them.
 struct RowOp : Op {
+    std::vector<std::unique_ptr<RowOp>> followers;
+
     int64_t num_tiles(const Model&, int32_t rows) const override { return (rows + ROWS - 1) / ROWS; }
     void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override {
         const int32_t first = (int32_t)index * ROWS, last = std::min(first + ROWS, rows);
-        for (int32_t row = first; row < last; ++row) one(model, rows, row, scratch);
+        for (int32_t row = first; row < last; ++row) {
+            one(model, rows, row, scratch);
+            for (const auto& follower : followers) follower->one(model, rows, row, scratch);
+        }
+    }
+    std::unique_ptr<Op> join(std::unique_ptr<Op> next) override {
+        if (auto* row_op = dynamic_cast<RowOp*>(next.get())) {
+            next.release();
+            followers.emplace_back(row_op);
+        }
+        return next;
     }
     virtual void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const = 0;
 };
@@ -144,12 +159,11 @@ struct HeadLinear : Op {
     void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
 };
 
-struct StoreKV : Op {
+struct StoreKV : RowOp {
     Buffer k, v;
     int group, cache;
     bool is_latent;
-    int64_t num_tiles(const Model& model, int32_t) const override { return (int64_t)model.step().blocks.size(); }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+    void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override;
 };
 
 // Attention: a tile is a block of queries and a kv head. Where those are too few for the threads and contexts are long,
@@ -213,15 +227,12 @@ struct Route : RowOp {
 };
 
 // A token through its experts, one after the other in the order of its routing.
-struct Experts : RowOp {
+struct Experts : Op {
     Buffer in, routing, out;
     std::vector<int> gate, up, down;
     int32_t top_k, kind;
     int64_t num_tiles(const Model&, int32_t rows) const override { return rows; }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override {
-        one(model, rows, (int32_t)index, scratch);
-    }
-    void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
+    void tile(const Model& model, int32_t rows, int64_t row, Scratch& scratch) const override;
 };
 
 }  // namespace headrace

@@ -19,6 +19,10 @@ from headrace.program.program import Program
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3, "softplus": 4}
 """Numbers of `Activation` in native/rowwise.h."""
+ROW_BY_ROW = frozenset(
+    {"embed", "select_rows", "norm", "quantize", "element", "copy_heads", "rope", "route", "store_kv"}
+)
+"""The calls whose native ops are `RowOp`s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,18 +335,25 @@ class _Lowering:
 
 
 def place(calls: list[Call], keep: Ref | None) -> Arena:
-    """Where each buffer of the calls lies; `keep` outlives them."""
+    """Where each buffer of the calls lies; `keep` outlives them.
+
+    Row by row ops that follow each other run as one (native/ops.h): one row is through all of them before another has
+    begun, and rows of different buffers lie apart differently. So a buffer lives to the end of such a chain.
+    """
     arena = Arena()
+    chain_end = list(range(len(calls)))
+    for index in range(len(calls) - 2, -1, -1):
+        if calls[index].method in ROW_BY_ROW and calls[index + 1].method in ROW_BY_ROW:
+            chain_end[index] = chain_end[index + 1]
     last_use: dict[Ref, int] = {}
     for index, call in enumerate(calls):
         for ref in (*call.reads, *call.writes):
-            last_use[ref] = index
+            last_use[ref] = chain_end[index]
     if keep is not None:
         last_use[keep] = len(calls)
     for index, call in enumerate(calls):
         for ref in call.writes:
             arena.add(ref)
-        for ref in (*call.reads, *call.writes):
-            if last_use[ref] == index:
-                arena.free(ref)
+        for ref in [ref for ref in arena.live if last_use[ref] == index]:
+            arena.free(ref)
     return arena

@@ -28,21 +28,21 @@ class Arena:
         self.offsets: dict[Ref, int] = {}
         self.width = 0
         """Floats per row in all."""
-        self._live: list[Ref] = []
+        self.live: list[Ref] = []
 
     def add(self, ref: Ref) -> None:
         """Give the buffer the lowest place that is free now; one that has a place keeps it."""
-        if ref in self._live:
+        if ref in self.live:
             return
         place = 0
-        for other in sorted(self._live, key=self.offsets.__getitem__):
+        for other in sorted(self.live, key=self.offsets.__getitem__):
             if place + ref.num_floats <= self.offsets[other]:
                 break
             place = max(place, self.offsets[other] + other.num_floats)
         self.offsets[ref] = place
         self.width = max(self.width, place + ref.num_floats)
-        self._live.append(ref)
+        self.live.append(ref)
 
     def free(self, ref: Ref) -> None:
-        if ref in self._live:
-            self._live.remove(ref)
+        if ref in self.live:
+            self.live.remove(ref)
