@@ -28,7 +28,7 @@ from benchmarks.peers.environments import Environment, Unavailable, ensure, hard
 from benchmarks.peers.http_loads import HttpRecord, run_http
 from benchmarks.peers.lab import FULL, QUICK, Lab
 from benchmarks.peers.loads import HTTP_LOADS, LOADS, QUICK_LOADS, QUICK_SUBJECTS, SUBJECTS, Load, Subject
-from benchmarks.peers.peers import HEADRACE, PEERS, Peer, Variant
+from benchmarks.peers.peers import HEADRACE, PEERS, REFERENCE, Peer, Variant
 from benchmarks.peers.report import replace_section, section
 from benchmarks.peers.rounds import Contender, Gap, Record, contenders, run_rounds
 from benchmarks.peers.runner import ROOT
@@ -291,11 +291,10 @@ class Session:
 
     def _server_specs(self, subject: Subject) -> list[ServerSpec]:
         threads = self._options.threads
-        specs = [
-            servers.headrace_server(
-                self._python, subject.model, HEADRACE, threads, knows_threads=_serve_knows_threads()
-            )
-        ]
+        specs = [servers.headrace_server(self._python, subject.model, HEADRACE, threads)]
+        if REFERENCE in self._options.only:
+            flags = ("--backend", "reference", "--kv-format", "f32")
+            specs.append(servers.headrace_server(self._python, subject.model, REFERENCE, threads, *flags))
         eos_ids = _eos_ids(subject)
         for wanted in (subject.format, "Q4_0"):
             try:
@@ -340,12 +339,6 @@ class Session:
             "weight_bytes": weight_bytes,
             "loads": [asdict(load) for load in self._loads(subject)],
         }
-
-
-def _serve_knows_threads() -> bool:
-    from headrace.cli import serve  # noqa: PLC0415
-
-    return "threads" in serve.__annotations__
 
 
 def _eos_ids(subject: Subject) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from benchmarks.peers.environments import Recipe
 from benchmarks.peers.loads import Load, Subject
 
 HEADRACE = "Headrace"
+REFERENCE = "Headrace reference"
+"""The NumPy backend: what is gained on it, and what a figure of it says about the machine."""
 Settings = dict[str, Any]
 
 
@@ -77,6 +79,13 @@ PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer(HEADRACE, "benchmarks.peers.run_headrace"),
+        Peer(
+            REFERENCE,
+            "benchmarks.peers.run_headrace",
+            load_options=({"reference": True},),
+            reads=frozenset({"Q4_1", "Q4_K_M"}),
+            note="NumPy, float32 weights and cache, one BLAS thread",
+        ),
         Peer(
             "llama.cpp",
             "benchmarks.peers.run_llama_cpp",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from benchmarks.peers.wire import serve
@@ -25,10 +24,10 @@ class Runner:
         self._ids = itertools.count()
 
     def load(self, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
-        named: dict[str, Any] = {"model": model, "max_running": MAX_RUNNING}
-        if "threads" in {field.name for field in fields(ServeConfig)}:  # before it has them, the environment decides
-            named["threads"] = threads
-        self._deployment: Deployment = build(ServeConfig(**named | options))
+        named: dict[str, Any] = {"model": model, "max_running": MAX_RUNNING, "threads": threads}
+        if options.get("reference"):
+            named |= {"backend": "reference", "kv_format": "f32"}
+        self._deployment: Deployment = build(ServeConfig(**named))
         self._engine = self._deployment.engine
         return {"backend": backend_name(self._engine.executor)}
 
@@ -66,10 +65,9 @@ class Runner:
 
 
 def backend_name(executor: Any) -> str:
-    """The folder under headrace.backends that computes, such as "reference" or "native"."""
-    model = getattr(executor, "_model", executor)
-    parts = type(model).__module__.split(".")
-    return parts[parts.index("backends") + 1] if "backends" in parts else type(model).__qualname__
+    """The folder under headrace.backends that computes: "reference" or "native"."""
+    parts = type(executor.backend).__module__.split(".")
+    return parts[parts.index("backends") + 1]
 
 
 if __name__ == "__main__":

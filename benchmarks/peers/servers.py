@@ -120,12 +120,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def headrace_server(python: Path, model: str, title: str, threads: int, knows_threads: bool) -> ServerSpec:
+def headrace_server(python: Path, model: str, title: str, threads: int, *flags: str) -> ServerSpec:
     command = [str(python), "-m", "headrace.cli", "serve", model, "--host", HOST, "--port", "{port}"]
     command += ["--no-log-requests"]
-    if knows_threads:
-        command += ["--threads", str(threads)]
-    return ServerSpec("Headrace", title, tuple(command), _threads(threads))
+    command += ["--threads", str(threads), *flags]
+    return ServerSpec(title, title, tuple(command), _threads(threads))
 
 
 def llama_cpp_server(python: Path, model: Path, title: str, threads: int, eos_ids: tuple[int, ...]) -> ServerSpec:

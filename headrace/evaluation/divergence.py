@@ -22,6 +22,7 @@ from headrace.engine.engine import Engine
 from headrace.evaluation.scoring import Perplexity, Tick, perplexity, score_request
 from headrace.evaluation.texts import Window
 from headrace.executor.local import Backend, LocalExecutor
+from headrace.executor.native import NativeExecutor
 
 Rows = NDArray[np.float64]
 
@@ -70,12 +71,15 @@ class LogitTap:
 
     @classmethod
     def on(cls, engine: Engine, vocab_size: int) -> LogitTap:
-        """Raises `ConfigurationError` for an executor that shows no logits."""
+        """Whatever the engine's executor was, a local one that reads logits through the tap takes its place.
+
+        Raises `ConfigurationError` for an executor without a backend in this process.
+        """
         executor = engine.executor
-        if not isinstance(executor, LocalExecutor):
+        if not isinstance(executor, LocalExecutor | NativeExecutor):
             raise ConfigurationError(f"{type(executor).__name__} shows no logits; compare with a local executor.")
-        tap = cls(executor._backend, vocab_size)
-        executor._backend = tap
+        tap = cls(executor.backend, vocab_size)
+        engine.executor = LocalExecutor(tap, vocab_size)
         return tap
 
     @property

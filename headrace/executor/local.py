@@ -57,6 +57,10 @@ class LocalExecutor:
         self._vocab_size = vocab_size
         self._last_tokens: list[int] = []
 
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
     def launch(self, plan: StepPlan) -> Finished:
         start_s = time.perf_counter()
         inputs = BatchInputs.from_plan(plan, self._last_tokens)

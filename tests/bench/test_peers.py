@@ -464,4 +464,4 @@ def test_options():
 def test_unknown_names_are_refused(capsys):
     with pytest.raises(SystemExit):
         parse_options(["--only", "lama.cpp"])
-    assert "known are Headrace, llama.cpp" in capsys.readouterr().err
+    assert "known are Headrace, Headrace reference, llama.cpp" in capsys.readouterr().err
