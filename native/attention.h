@@ -107,6 +107,15 @@ static void store_kv(const AttentionCache& cache, const int32_t* table, int32_t 
 
 // ---------------------------------------------------------------------------------------------------- register tiles
 
+// The same pointer, unknown to the compiler: with 16 registers, broadcasts are read again for each vector of keys or
+// values, where keeping them would push a sum out to memory.
+HR_INLINE const float* again(const float* p) {
+#if defined(HEADRACE_AVX2)
+    asm volatile("" : "+r"(p));
+#endif
+    return p;
+}
+
 // scores[row][unit * 16 + lane] = q . k for ROWS rows and UNITS units; q is [key_width][ROWS].
 template <typename T, int ROWS, int UNITS>
 static inline void score_tile(const T* const* units, int32_t key_width, const float* q, float* scores) {
@@ -124,8 +133,9 @@ static inline void score_tile(const T* const* units, int32_t key_width, const fl
         for (int u = 0; u < UNITS; ++u) {
             const V key = load_kv(k[u] + (size_t)d * UNIT);
             if constexpr (asks_early(ROWS)) __builtin_prefetch(next[u] + (size_t)d * UNIT);
+            const float* const factors = again(q);
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) sums[r][u] = fma(splat(q[r]), key, sums[r][u]);
+            for (int r = 0; r < ROWS; ++r) sums[r][u] = fma(splat(factors[r]), key, sums[r][u]);
         }
     }
 #pragma GCC unroll 16
@@ -168,8 +178,9 @@ static inline void mix_tile(const T* const* units, int32_t num_units, int32_t v_
             for (int c = 0; c < VECTORS; ++c) {
                 if constexpr (asks_early(ROWS)) __builtin_prefetch(next + c * LANES);
                 const V value = load_kv(v + c * LANES);
+                const float* const factors = again(weights + j);
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) sums[r][c] = fma(splat(weights[r * ROW_STRIDE + j]), value, sums[r][c]);
+                for (int r = 0; r < ROWS; ++r) sums[r][c] = fma(splat(factors[r * ROW_STRIDE]), value, sums[r][c]);
             }
         }
     }

@@ -33,7 +33,7 @@ struct QuantizedRows {
     int8_t* q;
     float* scale;
     float* scaled_sum;  // scale * sum of q over the group: what an offset of the weights (Q4_1's minimum) is times
-    int32_t* sums;      // sum of q over each half group of 16
+    int32_t* sums;      // -128 * (sum of q): over each group, then over its second half of 16
 };
 
 // What a linear does with its sum: out = sum (+ bias) (+ what out held).

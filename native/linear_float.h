@@ -3,9 +3,9 @@
 // The arithmetic: lanes over output rows, acc = fma(weight, x[k], acc) in order of k for each output, then out = acc
 // (+ bias) (+ out): the same bits for any tile and split.
 //
-// The floor: one fma per 16 weights and row of activations, two a cycle; its latency of four cycles wants at least eight
-// sums in flight, so few rows take several strips at once. Bytes: one row reads the matrix once, 2 or 4 bytes a weight,
-// and is bound by memory. Converting f16 costs two instructions per 16 weights (per 8 on AVX2), shared by a tile's rows.
+// The floor: one fma per 16 weights (8 on AVX2) and row of activations, two a cycle; its latency of four cycles wants at
+// least eight sums in flight, so few rows take several strips at once. Bytes: one row reads the matrix once, 2 or 4 bytes
+// a weight, and is bound by memory. Converting f16 costs two instructions per register, shared by a tile's rows.
 #pragma once
 
 #include "linear_quantized.h"

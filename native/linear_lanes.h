@@ -1,7 +1,7 @@
 // What the quantized product is made of, per instruction set: bytes of weights, integer sums, floats.
 //
-// A register covers WIDTH of a strip's 16 rows. `Sum<BITS>` adds up unsigned weights of BITS bits times int8 activations
-// over at most a group of 32 inputs, exactly, whatever the instructions; k4 counts its steps of four inputs.
+// A register covers WIDTH of a strip's 16 rows. `Sum<BITS>` adds up unsigned weights of BITS bits times int8
+// activations over at most a group of 32 inputs, exactly, whatever the instructions; k4 counts its steps of four inputs.
 //
 //   AVX-512  vpdpbusd: one instruction per 16 rows x 4 inputs, the activations an embedded broadcast
 //   AVX2     vpmaddubsw per 8 rows x 4 inputs, sums kept in int16 for 8 steps (4 bits: 8 * 2 * 15 * 127 < 32768),
@@ -9,8 +9,9 @@
 //            by sixteens: 33 instructions per 8 steps, where abs + sign + maddubs + madd + add takes 4 per step.
 //
 // Weights with an offset (w = q - 2^(BITS - 1)): quantized rows hold -128 * the sum of the activations, which AVX-512
-// broadcasts from memory as the first value of its sum. For that it takes its quants shifted up to the top of their byte
-// (a choice of masks, no instruction more), so that the offset is 128 in every format, and scales divided by as much.
+// broadcasts from memory as the first value of its sum. For that it takes its quants shifted up to the top of their
+// byte (a choice of masks, no instruction more), so that the offset is 128 in every format, and scales divided by as
+// much. Powers of two: the bits are those of the others.
 #pragma once
 
 #include "packing.h"

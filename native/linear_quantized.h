@@ -2,8 +2,8 @@
 //
 // The arithmetic, the same for every instruction set, tile and split. Per output, groups of 32 inputs in order:
 //
-//   sum  = the integer product of the group, exact                    (Q6_K: of each half group, one after the other)
-//   p    = weight_scale * activation_scale                             one rounding; weight_scale = d (* subscale), exact
+//   sum  = the integer product of the group, exact           (Q6_K: of each half group, one after the other)
+//   p    = weight_scale * activation_scale                   one rounding; weight_scale = d (* subscale), exact
 //   acc  = fma(float(sum), p, acc)
 //   acc  = fma(weight_minimum, scaled_sum, acc)                        formats with a minimum
 //
@@ -179,9 +179,15 @@ HR_INLINE void steps(Sum<layout_of(P).bits> (&sum)[R][N], const Weights<P>& w, i
     }
 }
 
+// Memory to fetch into the L2 cache meanwhile, `lines` of 64 bytes per group.
+struct Ahead {
+    const uint8_t* at;
+    int32_t lines;
+};
+
 // acc[r][16] += R rows of activations times groups [0, num) of the weights.
 template <Packing P, bool STAGED, int R>
-static void tile(Weights<P> w, int32_t num, TileRows x, float* acc) {
+static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead) {
     constexpr Layout layout = layout_of(P);
     constexpr int PARTS = STRIP / WIDTH, N = layout.bits == 8 ? 1 : PARTS;  // registers of rows, at once
     const size_t groups = x.width / GROUP;
@@ -189,6 +195,7 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc) {
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < PARTS; ++n) total[r][n] = floats(acc + r * STRIP + n * WIDTH);
     for (int32_t g = 0; g < num; ++g) {
+        for (int32_t i = 0; i < ahead.lines; ++i, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
         for (int part = 0; part < PARTS; part += N) {
             const int row = part * WIDTH;
             Sum<layout.bits> sum[R][N];
@@ -242,23 +249,29 @@ HR_INLINE TileRows tile_rows(const QuantizedRows& x, int32_t row, int32_t first)
 }
 
 template <Packing P, bool STAGED, int R = MAX_TILE>
-HR_INLINE void tile_of(int rows, const Weights<P>& w, int32_t num, const TileRows& x, float* acc) {
+HR_INLINE void tile_of(int rows, const Weights<P>& w, int32_t num, const TileRows& x, float* acc, Ahead ahead) {
     if constexpr (R == 1)
-        tile<P, STAGED, 1>(w, num, x, acc);
+        tile<P, STAGED, 1>(w, num, x, acc, ahead);
     else if (rows == R)
-        tile<P, STAGED, R>(w, num, x, acc);
+        tile<P, STAGED, R>(w, num, x, acc, ahead);
     else
-        tile_of<P, STAGED, R - 1>(rows, w, num, x, acc);
+        tile_of<P, STAGED, R - 1>(rows, w, num, x, acc, ahead);
 }
 
-// Rows [row, row + num_rows) in tiles of about equal size.
+// Rows [row, row + num_rows) in tiles of about equal size. All but the first find their weights in the cache: together
+// they fetch the `next_bytes` that follow, because memory would be idle else.
 template <Packing P, bool STAGED>
 static void tiles(const Weights<P>& w, int32_t first, int32_t num, const QuantizedRows& x, int32_t row,
-                  int32_t num_rows, float* acc) {
-    for (int32_t left = num_rows; left > 0;) {
-        const int32_t pieces = (left + MAX_TILE - 1) / MAX_TILE, rows = (left + pieces - 1) / pieces;
-        const int32_t at = num_rows - left;
-        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP);
+                  int32_t num_rows, float* acc, const uint8_t* next, size_t next_bytes) {
+    int32_t left = num_rows, pieces = (left + MAX_TILE - 1) / MAX_TILE;
+    const size_t per_tile = pieces > 1 ? next_bytes / (pieces - 1) : 0;
+    const int32_t lines = pieces > 1 ? (int32_t)(per_tile / ((size_t)num * 64)) + 1 : 0;
+    const uint8_t* const end = next + next_bytes;
+    for (; left > 0; --pieces) {
+        const int32_t rows = (left + pieces - 1) / pieces, at = num_rows - left;
+        const bool fetches = at > 0 && next < end;
+        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP, {next, fetches ? lines : 0});
+        if (fetches) next += (size_t)lines * num * 64;
         left -= rows;
     }
 }
@@ -304,12 +317,15 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
             const int32_t rows = num_rows - row < ROWS_AT_ONCE ? num_rows - row : ROWS_AT_ONCE;
             memset(acc, 0, rows * STRIP * sizeof(float));
             if (rows < stage_from(layout_of(P).bits)) {
-                tiles<P, false>(packed, 0, groups, x, row, rows, acc);
+                tiles<P, false>(packed, 0, groups, x, row, rows, acc, strip + bytes, bytes);
             } else {
                 for (int32_t p = 0; p < panels; ++p) {
                     const int32_t from = groups * p / panels, to = groups * (p + 1) / panels;
                     stage<P>(packed, from, to, staged);
-                    tiles<P, true>(panel, from, to - from, x, row, rows, acc);
+                    const size_t group_bytes = layout_of(P).quants_bytes;
+                    const size_t next_bytes = (to - from) * group_bytes + (p + 1 < panels ? 0 : heads);
+                    tiles<P, true>(panel, from, to - from, x, row, rows, acc, packed.quants + to * group_bytes,
+                                   next_bytes);
                 }
             }
             for (int32_t r = 0; r < rows; ++r)
@@ -321,17 +337,18 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
 
 static void linear_quantized(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
                              int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+    auto* run = &linear_packed<Packing::Q4_0>;
     switch (matrix.packing) {
-        case Packing::Q4_0: return linear_packed<Packing::Q4_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q4_1: return linear_packed<Packing::Q4_1>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q5_0: return linear_packed<Packing::Q5_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q5_1: return linear_packed<Packing::Q5_1>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q8_0: return linear_packed<Packing::Q8_0>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q4_K: return linear_packed<Packing::Q4_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q5_K: return linear_packed<Packing::Q5_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        case Packing::Q6_K: return linear_packed<Packing::Q6_K>(matrix, first, last, x, num_rows, out, out_stride, epilogue);
-        default: return;  // float formats: linear_float
+        case Packing::Q4_1: run = &linear_packed<Packing::Q4_1>; break;
+        case Packing::Q5_0: run = &linear_packed<Packing::Q5_0>; break;
+        case Packing::Q5_1: run = &linear_packed<Packing::Q5_1>; break;
+        case Packing::Q8_0: run = &linear_packed<Packing::Q8_0>; break;
+        case Packing::Q4_K: run = &linear_packed<Packing::Q4_K>; break;
+        case Packing::Q5_K: run = &linear_packed<Packing::Q5_K>; break;
+        case Packing::Q6_K: run = &linear_packed<Packing::Q6_K>; break;
+        default: break;  // Q4_0; float formats go to linear_float
     }
+    run(matrix, first, last, x, num_rows, out, out_stride, epilogue);
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -1,6 +1,6 @@
 // Packed weights: how a strip of 16 output rows lies in memory, and the ways in (pack) and out (unpack_row).
 //
-// Float formats: [k][16 rows], 16-byte-aligned vectors of one input's weights; strips padded to 64 bytes.
+// Float formats: [k][16 rows]; strips padded to 64 bytes.
 //
 // Quantized formats: two sections, each read front to back, the second beginning at a multiple of 64 bytes:
 //
@@ -15,8 +15,8 @@
 //
 // One vector times a broadcast of four activations is then what vpdpbusd and vpmaddubsw take.
 //
-// Bytes per 16 rows x 256 inputs, packed / in the file: Q4_0 2304 / 2304, Q4_1 2560 / 2560, Q5_0 2816 / 2816,
-// Q5_1 3072 / 3072, Q8_0 4352 / 4352, Q4_K 2368 / 2304, Q5_K 2880 / 2816, Q6_K 3360 / 3360; plus at most 32 a strip.
+// Bytes per 16 rows x 256 inputs are those of the file, but for Q4_K (2368 for 2304) and Q5_K (2880 for 2816): their
+// subscales take a byte each; a strip's heads are padded by at most 32 bytes.
 #pragma once
 
 #include "kernels.h"
@@ -171,7 +171,8 @@ static void pack_numbers(const PackedMatrix& matrix, uint8_t* data, const uint8_
         for (int32_t k0 = 0; k0 < matrix.width; k0 += 64)  // so that reads and writes stay in the L1 cache
             for (int i = 0; i < num; ++i)
                 for (int32_t k = k0; k < matrix.width && k < k0 + 64; ++k)
-                    memcpy(strip + ((size_t)k * STRIP + i) * sizeof(T), from + i * row_bytes + k * sizeof(T), sizeof(T));
+                    memcpy(strip + ((size_t)k * STRIP + i) * sizeof(T), from + i * row_bytes + k * sizeof(T),
+                           sizeof(T));
         const size_t used = (size_t)matrix.width * STRIP * sizeof(T);
         memset(strip + used, 0, bytes - used);
     }

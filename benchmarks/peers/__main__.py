@@ -72,7 +72,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-peers ARGS=...", description="Headrace beside its peers.")
     parser.add_argument("--quick", action="store_true", help="one round, fewer loads, shorter time limits")
     parser.add_argument("--rounds", type=int, help="default: 5, quick 1")
-    parser.add_argument("--only", type=_names(PEERS), help=f"peers, with commas: {', '.join(PEERS)}")
+    parser.add_argument("--only", type=_names(PEERS), help=f"peers, with commas: {', '.join(map(_fold, PEERS))}")
     parser.add_argument("--loads", type=_names(LOADS | HTTP_LOADS), help=f"of {', '.join(LOADS | HTTP_LOADS)}")
     parser.add_argument("--subjects", type=_names(SUBJECTS), help=f"model files, of {', '.join(SUBJECTS)}")
     parser.add_argument("--no-http", action="store_true", help="in process only")
@@ -92,7 +92,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     options.loads = options.loads or list(QUICK_LOADS if options.quick else (LOADS | HTTP_LOADS))
     if HEADRACE not in options.only:
         options.only.insert(0, HEADRACE)  # nothing to compare with otherwise
-    options.command = shlex.join(["make", "bench-peers", *([f"ARGS={shlex.join(arguments)}"] if arguments else [])])
+    options.command = f'make bench-peers ARGS="{shlex.join(arguments)}"' if arguments else "make bench-peers"
     return options
 
 
@@ -109,12 +109,17 @@ def without_places(value: Any, places: dict[str, str]) -> Any:
     return ADDRESS.sub("(address)", value)
 
 
+def _fold(name: str) -> str:
+    """As it is typed: "onnx-runtime-genai"."""
+    return name.strip().lower().replace(" ", "-")
+
+
 def _names(known: Any) -> Any:
     def names(text: str) -> list[str]:
-        folded = {name.lower(): name for name in known}
-        wanted = [name.strip().lower() for name in text.split(",")]
+        folded = {_fold(name): name for name in known}
+        wanted = [_fold(name) for name in text.split(",")]
         if unknown := [name for name in wanted if name not in folded]:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(folded)}")
         return [folded[name] for name in wanted]
 
     return names

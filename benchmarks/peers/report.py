@@ -10,6 +10,8 @@ OURS = "Headrace"
 SAME = "same file"
 BEST = "best"
 CUT_SHORT = "†"
+BUSY_LOAD = 0.5
+"""Runnable processes of others, averaged over the minute before the run."""
 
 Row = Mapping[str, Any]
 
@@ -142,14 +144,14 @@ def http_table(document: Row, load: Row) -> str:
     samples = [each for each in http["samples"] if each["load"] == load["name"]]
     header = ["server", "out tokens/s", "", "TTFT P50, ms", "", "TTFT P99, ms", ""]
     header += ["inter-token P50 / P99, ms", "errors", "note"]
-    ours = [each for each in samples if each["server"].startswith(OURS)]
+    ours = [each for each in samples if each["server"] == OURS]
     rows = []
     for server in dict.fromkeys(each["server"] for each in samples):
         mine = [each for each in samples if each["server"] == server]
         cells = [server]
         for name in ("output_tokens_per_s", "ttft_ms.p50", "ttft_ms.p99"):
             values = _figures(mine, name)
-            ratio = None if server.startswith(OURS) else median_ratio(_figures(ours, name), values)
+            ratio = None if server == OURS else median_ratio(_figures(ours, name), values)
             cells += [median_and_range(list(values.values())) if values else "-", times(ratio)]
         gaps = [_figures(mine, f"inter_token_ms.{part}") for part in ("p50", "p99")]
         cells.append(" / ".join(number(statistics.median(each.values())) if each else "-" for each in gaps))
@@ -220,7 +222,12 @@ def machine_text(machine: Row) -> str:
     if load is not None:
         parts.append(
             f"Load average before the run: {load:.1f}"
-            + (": **other work was running, the figures are rough**." if load > 0.5 else ".")
+            + (
+                ": **other work was running: the figures are rough, and not to be quoted**, for engines that spin at "
+                "barriers lose most by it."
+                if load > BUSY_LOAD
+                else "."
+            )
         )
     peaks = machine.get("peaks")
     if peaks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.peers.lab import Effort, Lab
 from benchmarks.peers.loads import Load, Subject
-from benchmarks.peers.peers import HEADRACE, Peer, Settings, Variant
+from benchmarks.peers.peers import Peer, Settings, Variant
 from benchmarks.peers.runner import RunnerError
 from benchmarks.peers.sweep import Choice
 
@@ -65,8 +65,9 @@ class Record:
 
 def contenders(peer: Peer, subject: Subject, choice: Choice) -> list[Contender]:
     """One where the peer is fastest on the subject's own file, else two."""
-    if peer.name == HEADRACE:
-        return [Contender(peer, Variant(subject.format), {}, (SAME, BEST))]
+    if peer.recipe is None:  # ours: nothing was swept, it runs as it comes
+        own = peer.variants(subject, all_formats=False)
+        return [Contender(peer, variant, {}, (SAME, BEST)) for variant in own]
     if choice.best is None:
         return []
     if choice.same is None or choice.same == choice.best:

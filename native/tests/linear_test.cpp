@@ -32,9 +32,9 @@ namespace linear_test {
 namespace isa = headrace::HEADRACE_ISA;
 
 // Loops over registers only, written out because compilers keep such arrays in memory.
-#define CLOBBERS                                                                                                       \
-    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", \
-        "xmm14", "xmm15"
+#define CLOBBERS                                                                                          \
+    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
+        "xmm13", "xmm14", "xmm15"
 #if defined(HEADRACE_AVX512)
 static double peak_ints(long count) {  // vpdpbusd alone: ten sums cover its latency of five cycles, two a cycle
     for (long i = 0; i < count; ++i)
@@ -53,9 +53,11 @@ static double peak_four(long count) {
     for (long i = 0; i < count; ++i)
         asm volatile(
             ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm\\r\n .endr\n"
-            ".rept 7\n .irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm12\n vpaddw %%ymm12, %%ymm\\r, %%ymm\\r\n .endr\n"
+            ".rept 7\n"
+            ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm12\n vpaddw %%ymm12, %%ymm\\r, %%ymm\\r\n .endr\n"
             ".endr\n"
-            ".irp r,0,1,2,3\n vpmaddwd %%ymm13, %%ymm\\r, %%ymm12\n vpaddd %%ymm12, %%ymm8, %%ymm8\n .endr" ::: CLOBBERS);
+            ".irp r,0,1,2,3\n vpmaddwd %%ymm13, %%ymm\\r, %%ymm12\n vpaddd %%ymm12, %%ymm8, %%ymm8\n .endr"
+            ::: CLOBBERS);
     return 4.0 * 8 * 64 * (double)count;
 }
 static double peak_eight(long count) { return peak_four(count) / 2; }  // the same over two nibbles
@@ -146,7 +148,7 @@ struct Buffer {
     ~Buffer() { free(data); }
 };
 
-// --- the file's formats, decoded plainly ------------------------------------------------------------------------------
+// --- the file's formats, decoded plainly -----------------------------------------------------------------------------
 
 float half(const uint8_t* p) {
     const int bits = p[0] | p[1] << 8, e = bits >> 10 & 31, m = bits & 1023;
@@ -288,10 +290,11 @@ long failures = 0, checks = 0;
 void check(bool ok, const char* what, const char* isa, const char* format, int rows, int width, int num) {
     ++checks;
     if (ok) return;
-    if (++failures <= 20) printf("FAILED %s: %s %s rows %d width %d num_rows %d\n", what, isa, format, rows, width, num);
+    if (++failures <= 20)
+        printf("FAILED %s: %s %s rows %d width %d num_rows %d\n", what, isa, format, rows, width, num);
 }
 
-// --- checks -----------------------------------------------------------------------------------------------------------
+// --- checks ----------------------------------------------------------------------------------------------------------
 
 std::vector<const Kernels*> tables() {
     std::vector<const Kernels*> all{&scalar_table()};
@@ -339,7 +342,8 @@ void check_quantize() {
                 std::vector<float> y = bad;
                 y[at] = value;
                 Rows broken(*k, y, 1, 64);
-                check(std::isnan(broken.scale[0]) && broken.scale[1] == 1.0f / 127, "not finite", k->name, "", at, 64, 1);
+                check(std::isnan(broken.scale[0]) && broken.scale[1] == 1.0f / 127, "not finite", k->name, "", at, 64,
+                      1);
             }
     }
 }
@@ -370,14 +374,14 @@ void check_format(const FormatCase& format, const std::vector<int>& all_rows, co
                 }
                 Rows quants(*k, x, most, quantized ? width : 0);
                 auto run = [&](int first, int last, int from, int num, float* out, Epilogue epilogue) {
-                    if (epilogue.bias && !bias.size()) return;
                     QuantizedRows part = quants.view;
                     if (quantized) {
                         part.q += (size_t)from * width;
                         part.scale += (size_t)from * width / 32;
                         part.scaled_sum += (size_t)from * width / 32;
                         part.sums += (size_t)from * width / 16;
-                        k->linear_quantized(m.packed, first, last, part, num, out + (size_t)from * stride, stride, epilogue);
+                        k->linear_quantized(m.packed, first, last, part, num, out + (size_t)from * stride, stride,
+                                            epilogue);
                     } else {
                         k->linear_float(m.packed, first, last, &x[(size_t)from * width], width, num,
                                         out + (size_t)from * stride, stride, epilogue);
@@ -391,7 +395,8 @@ void check_format(const FormatCase& format, const std::vector<int>& all_rows, co
                     for (int r = 0; r < most; ++r)
                         for (int i = 0; i < stride; ++i) {
                             if (i >= rows) {
-                                check(whole[r * stride + i] == before[r * stride + i], "beyond", k->name, format.name, rows, width, r);
+                                check(whole[r * stride + i] == before[r * stride + i], "beyond", k->name, format.name,
+                                      rows, width, r);
                                 continue;
                             }
                             double sum = 0, size = 0;
@@ -440,7 +445,7 @@ void check_format(const FormatCase& format, const std::vector<int>& all_rows, co
         }
 }
 
-// --- timing -----------------------------------------------------------------------------------------------------------
+// --- timing ----------------------------------------------------------------------------------------------------------
 
 double thread_s() {  // of this thread: others on the core do not count, except through caches and memory
     timespec t;
@@ -517,7 +522,8 @@ void time_all(const std::string& only_isa, const std::string& only_format, int o
             return ops / s / 1e9;
         };
         const double four = peak(peaks.four_bits), eight = peak(peaks.eight_bits), floats = peak(peaks.floats);
-        printf("%s peaks of one thread: 4-bit %.0f GOPS, 8-bit %.0f GOPS, float %.0f GFLOPS\n", k->name, four, eight, floats);
+        printf("%s peaks of one thread: 4-bit %.0f GOPS, 8-bit %.0f GOPS, float %.0f GFLOPS\n", k->name, four, eight,
+               floats);
         for (const FormatCase& format : FORMATS) {
             if (only_format.size() && only_format != format.name) continue;
             std::vector<Shape> shapes{{576, 1536}, {1536, 576}, {2048, 640}};
@@ -536,12 +542,17 @@ void time_all(const std::string& only_isa, const std::string& only_format, int o
                     Rows quants(*k, x, num, format.block > 1 ? width : 0);
                     std::vector<float> out((size_t)num * rows);
                     const double ops = 2.0 * rows * width * num;
-                    const Timing t = timed([&] {
+                    const int strips = m.packed.num_strips();
+                    auto product = [&] {
                         if (format.block > 1)
-                            k->linear_quantized(m.packed, 0, m.packed.num_strips(), quants.view, num, out.data(), rows, {});
+                            k->linear_quantized(m.packed, 0, strips, quants.view, num, out.data(), rows, {});
                         else
-                            k->linear_float(m.packed, 0, m.packed.num_strips(), x.data(), width, num, out.data(), rows, {});
-                    }, ops, format.block == 1 ? peaks.floats : format.packing == Packing::Q8_0 ? peaks.eight_bits : peaks.four_bits);
+                            k->linear_float(m.packed, 0, strips, x.data(), width, num, out.data(), rows, {});
+                    };
+                    const Timing t = timed(product, ops,
+                                           format.block == 1                 ? peaks.floats
+                                           : format.packing == Packing::Q8_0 ? peaks.eight_bits
+                                                                             : peaks.four_bits);
                     printf("| %d: %.0f (%.0f%%)", num, ops / t.s / 1e9, 100 * t.share);
                     if (num == 1) printf(" %.1f GB/s", (double)m.buffer.size / t.s / 1e9);
                     fflush(stdout);
@@ -568,8 +579,8 @@ int main(int argc, char** argv) {
     }
     check_quantize();
     for (const FormatCase& format : FORMATS) {
-        check_format(format, {1, 15, 16, 17, 48, 100}, {32, 64, 96, 256, 512, 768, 1024, 2048, format.block > 1 ? 1056 : 77},
-                     {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64});
+        check_format(format, {1, 15, 16, 17, 48, 100},
+                     {32, 64, 96, 256, 512, 768, 1024, 2048, format.block > 1 ? 1056 : 77}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64});
         check_format(format, {33}, {256, 1024}, {1, 100, 128, 129, 150});  // more rows than pass at once
         printf("%s: %ld checks, %ld failures\n", format.name, checks, failures);
     }

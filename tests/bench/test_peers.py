@@ -186,6 +186,23 @@ def test_one_contender_where_the_file_as_it_is_is_best():
     assert [(each.variant.format, each.roles) for each in ours] == [("Q4_1", (SAME, BEST))]
 
 
+def test_the_reference_backend_takes_part_without_a_sweep():
+    """Without a recipe there is no sweep, and without a sweep it was once left out of every load in silence."""
+    peer = PEERS["Headrace reference"]
+    found = contenders(peer, SUBJECTS["smollm2"], Choice(None, None))
+    assert [(each.variant.options, each.roles) for each in found] == [((("reference", True),), (SAME, BEST))]
+    assert contenders(peer, SUBJECTS["smollm2-f16"], Choice(None, None)) == []
+
+
+def test_ratios_are_against_headrace_and_not_its_reference_backend():
+    """Both names begin with the same word."""
+    document = _document()
+    document["http"]["samples"].insert(0, _http_sample(0, "Headrace reference", 2.0, 90000.0))
+    rows = http_table(document, document["http"]["loads"][0]).splitlines()[2:]
+    assert rows[0].startswith("| Headrace reference | 2.00 | 10.00x |".replace("10.00x", "10x"))
+    assert rows[1].startswith("| Headrace | 30.0 (20.0-40.0) |  |")
+
+
 class _Lab:
     """Tells the order in which engines were asked."""
 
@@ -395,7 +412,7 @@ def test_the_section_tells_machine_versions_command_and_what_is_missing():
 def test_a_busy_machine_is_told():
     document = _document()
     document["machine"]["load_1m"] = 3.0
-    assert "other work was running, the figures are rough" in section(document)
+    assert "other work was running: the figures are rough" in section(document)
 
 
 def test_a_run_without_http_and_gaps():
@@ -456,7 +473,7 @@ def test_broken_markers_are_refused(page):
 def test_options():
     quick = parse_options(["--quick", "--only", "llama.cpp,IK_llama.cpp", "--no-http"])
     assert (quick.rounds, quick.section, quick.only) == (1, "peers-quick", [HEADRACE, "llama.cpp", "ik_llama.cpp"])
-    assert quick.command == "make bench-peers 'ARGS=--quick --only llama.cpp,IK_llama.cpp --no-http'"
+    assert quick.command == 'make bench-peers ARGS="--quick --only llama.cpp,IK_llama.cpp --no-http"'
     full = parse_options([])
     assert (full.rounds, full.section, full.only, full.command) == (5, "peers", list(PEERS), "make bench-peers")
 
@@ -464,4 +481,4 @@ def test_options():
 def test_unknown_names_are_refused(capsys):
     with pytest.raises(SystemExit):
         parse_options(["--only", "lama.cpp"])
-    assert "known are Headrace, Headrace reference, llama.cpp" in capsys.readouterr().err
+    assert "known are headrace, headrace-reference, llama.cpp" in capsys.readouterr().err

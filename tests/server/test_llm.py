@@ -157,6 +157,15 @@ def test_an_engine_that_fails_at_submit(llm: LLM, engine: FakeEngine, monkeypatc
             llm.generate("x")
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A test run started in the background inherits a SIGINT that is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_the_step(llm: LLM, engine: FakeEngine):
     """Raised inside of a step, KeyboardInterrupt left a launched plan behind; in a notebook the model was lost."""
     stream = llm.stream("say:abc", ignore_eos=True)

@@ -129,6 +129,7 @@ class NativeModel:
         assert lowered.last is not None
         self._last = _buffer(lowered.last, head)
         self._native.finish(trunk.width, head.width, self._rows_per_tile)
+        progress(self._num_total, self._num_total, "packing weights")  # vectors are not counted one by one
 
     @property
     def numerics(self) -> str:
