@@ -31,18 +31,16 @@ class Effort:
     prompt_limit_s: float
     num_steps: int
     decode_limit_s: float
-    num_prompt_tokens: int | None = None
-    """Of each stream of a decode, if not the load's."""
 
 
 FULL = Effort(num_prompts=8, prompt_limit_s=2.0, num_steps=128, decode_limit_s=30.0)
 QUICK = Effort(num_prompts=3, prompt_limit_s=1.5, num_steps=128, decode_limit_s=8.0)
-GLANCE = Effort(num_prompts=2, prompt_limit_s=1.0, num_steps=32, decode_limit_s=1.0, num_prompt_tokens=32)
+GLANCE = Effort(num_prompts=2, prompt_limit_s=1.0, num_steps=32, decode_limit_s=1.0)
 """For comparing settings."""
 
 
 class Lab:
-    """Owns the processes; leaving it ends them. A process that failed is not started again."""
+    """Owns the processes; leaving it ends them. A model that could not be loaded is not tried again."""
 
     def __init__(self, environments: dict[str, Environment], python: Path, threads: int, find_file: FindFile) -> None:
         """`python`: of the engines without an environment."""
@@ -65,26 +63,32 @@ class Lab:
         seed: str,
         effort: Effort,
     ) -> Measurement:
-        """Run one load once. Raises `RunnerError` with the reason."""
+        """Run one load once. Raises `RunnerError` with the reason; a process that died is started again next time."""
         runner = self._runner(peer, subject, variant)
+        try:
+            return parse_measurement(self._ask(runner, load, settings, seed, effort))
+        except RunnerError:
+            if not runner.is_alive:
+                del self._runners[peer.name, subject.name, variant]
+            raise
+
+    def _ask(self, runner: Runner, load: Load, settings: Settings, seed: str, effort: Effort) -> dict[str, Any]:
         if load.is_prompt:
-            answer = runner.ask(
+            return runner.ask(
                 ANSWER_S,
                 do="prompt",
                 prompts=prompts(load, seed, 1 + effort.num_prompts),
                 limit_s=effort.prompt_limit_s,
                 settings=settings,
             )
-        else:
-            answer = runner.ask(
-                ANSWER_S,
-                do="decode",
-                prompts=prompts(load, seed, load.num_sequences, effort.num_prompt_tokens),
-                num_steps=min(load.num_steps, effort.num_steps),
-                limit_s=effort.decode_limit_s,
-                settings=settings,
-            )
-        return parse_measurement(answer)
+        return runner.ask(
+            ANSWER_S,
+            do="decode",
+            prompts=prompts(load, seed, load.num_sequences),
+            num_steps=min(load.num_steps, effort.num_steps),
+            limit_s=effort.decode_limit_s,
+            settings=settings,
+        )
 
     def _runner(self, peer: Peer, subject: Subject, variant: Variant) -> Runner:
         key = (peer.name, subject.name, variant)

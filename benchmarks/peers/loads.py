@@ -68,9 +68,9 @@ LOADS: dict[str, Load] = {
 HTTP_LOADS: dict[str, HttpLoad] = {
     load.name: load
     for load in (
-        HttpLoad("http-16", "64 requests, 128 in, 64 out, concurrency 16", "http-128-64", 16),
-        HttpLoad("http-8", "64 requests, 128 in, 64 out, concurrency 8", "http-128-64", 8),
-        HttpLoad("http-1", "64 requests, 128 in, 64 out, concurrency 1", "http-128-64", 1),
+        HttpLoad("http-16", "128 in, 64 out, concurrency 16", "http-128-64", 16),
+        HttpLoad("http-8", "128 in, 64 out, concurrency 8", "http-128-64", 8),
+        HttpLoad("http-1", "128 in, 64 out, concurrency 1", "http-128-64", 1),
         HttpLoad("shared-prefix", "1000 tokens in common + 30, 32 out, concurrency 8", "shared-prefix", 8),
     )
 }
@@ -112,8 +112,7 @@ QUICK_LOADS = ("prompt-512", "decode-1", "decode-16", "http-16", "shared-prefix"
 QUICK_SUBJECTS = ("smollm2", "gemma")
 
 
-def prompts(load: Load, seed: str, count: int, num_tokens: int | None = None) -> list[list[int]]:
+def prompts(load: Load, seed: str, count: int) -> list[list[int]]:
     """`count` prompts of token ids that every vocabulary here has, the same for every engine of a round."""
     draw = random.Random(f"{load.name}/{seed}")
-    length = num_tokens or load.num_prompt_tokens
-    return [[draw.randrange(1000, 40000) for _ in range(length)] for _ in range(count)]
+    return [[draw.randrange(1000, 40000) for _ in range(load.num_prompt_tokens)] for _ in range(count)]

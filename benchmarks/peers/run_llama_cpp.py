@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -58,7 +59,8 @@ class Runner:
         self._batches = LlamaBatches(LlamaCpp(model, threads))
         self.prompt = self._batches.prompt
         self.decode = self._batches.decode
-        return {"built for": llama_cpp.llama_print_system_info().decode().strip()}
+        features = re.findall(r"(\w+) = 1", llama_cpp.llama_print_system_info().decode())
+        return {"built for": " ".join(features)}
 
 
 if __name__ == "__main__":

@@ -101,6 +101,10 @@ class Runner:
             raise RunnerError(f"the process ended with {self._child.returncode}: {reason or 'it said nothing'}")
         return parse_answer(line)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
     def stop(self) -> None:
         """Ask it to end, then end it: only this child, by its id."""
         if self._child.poll() is None:

@@ -82,7 +82,7 @@ def sweep(
 ) -> Sweep:
     """The cached sweep, completed by what the loads need and it lacks. `key` names versions, processor and threads.
 
-    A thorough one tries everything; another one only the file formats, with the first of all settings, and is done
+    A thorough one tries everything; another one only the file formats, with the first settings that work, and is done
     only while there is no thorough one. Raises nothing: what fails is among the failures.
     """
     folder = cache_root() / "sweeps"
@@ -92,9 +92,9 @@ def sweep(
     needed = [name for name in SWEPT if name in {swept_for(load) for load in loads}]
     figures = list(known.figures) if known else []
     missing = [name for name in needed if name not in {figure.load for figure in figures}]
-    failures = dict(known.failures) if known else {}
-    if not missing:
-        return Sweep(tuple(figures), failures)
+    if known and not missing:
+        return known
+    failures: dict[str, str] = {}  # earlier ones are tried again
     variants = peer.variants(subject, all_formats=True)
     if not is_thorough:
         variants = list({variant.format: variant for variant in reversed(variants)}.values())
@@ -116,7 +116,7 @@ def _try(
     failures: dict[str, str] = {}
     for attempt in range(PASSES if is_thorough else 1):
         for name in loads:
-            for i, settings in enumerate(peer.settings(LOADS[name])[: None if is_thorough else 1]):
+            for i, settings in enumerate(peer.settings(LOADS[name])):
                 try:
                     done = lab.measure(
                         peer, subject, variant, LOADS[name], settings, seed=f"sweep-{attempt}", effort=GLANCE
@@ -125,6 +125,8 @@ def _try(
                     failures[f"{variant.title}, {name}, {settings_title(settings)}"] = str(error)
                     continue
                 best[name, i] = max(best.get((name, i), 0.0), done.tokens_per_s)
+                if not is_thorough:
+                    break
     figures = [Figure(name, variant, peer.settings(LOADS[name])[i], rate) for (name, i), rate in best.items()]
     return figures, failures
 
