@@ -116,6 +116,8 @@ def bench(python: Path, server: Server, load: HttpLoad, num_requests: int, seed:
             )
         except subprocess.TimeoutExpired:
             raise BenchError(f"not done within {BENCH_S:.0f} s") from None
+        if done.returncode < 0:
+            raise BenchError(f"headrace bench was ended from outside, by signal {-done.returncode}")
         if done.returncode or not result.exists():
             raise BenchError(last_error_line(done.stderr + done.stdout) or f"ended with {done.returncode}")
         return dict(json.loads(result.read_text("utf-8")))

@@ -122,7 +122,8 @@ def _try(
                         peer, subject, variant, LOADS[name], settings, seed=f"sweep-{attempt}", effort=GLANCE
                     )
                 except RunnerError as error:
-                    failures[f"{variant.title}, {name}, {settings_title(settings)}"] = str(error)
+                    what = (variant.title, name, settings_title(settings))
+                    failures[", ".join(part for part in what if part)] = str(error)
                     continue
                 best[name, i] = max(best.get((name, i), 0.0), done.tokens_per_s)
                 if not is_thorough:
