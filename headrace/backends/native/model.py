@@ -119,7 +119,7 @@ class NativeModel:
         self._caches = self._add_caches(groups, num_blocks, kv_f16)
         lowered = lower(program, self._is_quantized)
         trunk = place(lowered.trunk, keep=lowered.head[0].reads[0])
-        head = place([*lowered.head], keep=lowered.last)
+        head = place(lowered.head, keep=lowered.last)
         for call in lowered.trunk:
             self._add(call, trunk, trunk)
         self._native.begin_head()
