@@ -141,6 +141,13 @@ NB_MODULE(_native, m) {
              "top_ids"_a, "top_logprobs"_a, "max_top"_a, "vocab_size"_a, "last"_a)
         .def("run_head", [](nb::handle self, Ints rows, Buffer last) { return run_head(self, rows, last); }, "rows"_a,
              "last"_a)
+        .def("set_profiling", &Model::set_profiling, "on"_a)
+        .def("op_times", [](const Model& model) {
+            nb::list all;
+            for (const auto& time : model.op_times())
+                all.append(nb::make_tuple(time.name, time.weight_bytes, time.runs, time.nanoseconds));
+            return all;
+        }, "Per op (name, bytes of weights, runs, nanoseconds) since profiling was switched on.")
         .def_prop_ro("isa", [](const Model& model) { return model.kernels().name; })
         .def_prop_ro("num_threads", &Model::num_threads)
         .def_prop_ro("packed_bytes", &Model::packed_bytes)

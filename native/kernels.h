@@ -11,6 +11,7 @@ namespace headrace {
 
 constexpr int STRIP = 16;   // output rows that a packed matrix interleaves
 constexpr int GROUP = 32;   // inputs that share an activation scale, and a weight scale in most formats
+constexpr size_t FETCH_AHEAD = 12288;  // bytes of weights between what is asked of memory and what is multiplied
 constexpr int CHUNK = 256;  // positions of context whose attention is summed on its own; chunks merge in order
 
 // How a packed matrix keeps its numbers. Values are exactly those of the file; see linear_*.h for the layouts.
@@ -124,11 +125,12 @@ struct Kernels {
     // Row `row` of the matrix as floats.
     void (*unpack_row)(const PackedMatrix& matrix, int32_t row, float* out);
     void (*quantize)(const float* x, int32_t row, const QuantizedRows& to);
-    // out[r][s * 16 + i] for rows of activations [0, num_rows) and strips [first, last) of the matrix.
-    void (*linear_quantized)(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
-                             int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue);
-    void (*linear_float)(const PackedMatrix& matrix, int32_t first, int32_t last, const float* x, size_t x_stride,
-                         int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue);
+    // out[r][s * 16 + i] for rows of activations [0, num_rows) and strips [first, last) of the matrix. The caller goes on
+    // with strips [last, fetch_last): few rows, which wait for memory, ask for them early.
+    void (*linear_quantized)(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,
+                             const QuantizedRows& x, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue);
+    void (*linear_float)(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last, const float* x,
+                         size_t x_stride, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue);
 
     // --- row by row -------------------------------------------------------------------------------------------------
     void (*rms_norm)(const float* x, const float* weight, int32_t width, float eps, float offset, float* out);

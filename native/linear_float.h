@@ -19,21 +19,32 @@ HR_INLINE V load_weights(const uint8_t* strip, int32_t k) {
     return load_bf16((const uint16_t*)strip + (size_t)k * STRIP);
 }
 
-// acc[r][s][16] += inputs [0, num) of R rows of x (pointed at the first) times S strips, `step` bytes apart.
+// acc[r][s][16] += inputs [0, num) of R rows of x (pointed at the first) times S strips, `step` bytes apart. Few rows wait
+// for memory: they ask for each strip's numbers early, and towards the end for the next S strips', before `fetch_end`.
 template <Packing P, int R, int S>
-static void float_tile(const uint8_t* strips, size_t step, int32_t num, const float* x, size_t x_stride, float* acc,
-                       size_t acc_stride) {
+static void float_tile(const uint8_t* strips, size_t step, const uint8_t* fetch_end, int32_t num, const float* x,
+                       size_t x_stride, float* acc, size_t acc_stride) {
+    constexpr bool ASKS_EARLY = R <= 4;
+    constexpr size_t SIZE = layout_of(P).file_bytes * STRIP;  // of one input
+    const int32_t ahead = (int32_t)(FETCH_AHEAD / S / SIZE) < num ? (int32_t)(FETCH_AHEAD / S / SIZE) : num;
     V total[R][S];
     for (int r = 0; r < R; ++r)
         for (int s = 0; s < S; ++s) total[r][s] = load(acc + r * acc_stride + s * STRIP);
-    for (int32_t k = 0; k < num; ++k) {
-        V w[S];
-        for (int s = 0; s < S; ++s) w[s] = load_weights<P>(strips + s * step, k);
-        for (int r = 0; r < R; ++r) {
-            const V a = splat(x[r * x_stride + k]);
-            for (int s = 0; s < S; ++s) total[r][s] = fma(w[s], a, total[r][s]);
+    const auto sum = [&](int32_t first, int32_t last, const uint8_t* asked) {
+        for (int32_t k = first; k < last; ++k, asked += SIZE) {
+            V w[S];
+            for (int s = 0; s < S; ++s) {
+                w[s] = load_weights<P>(strips + s * step, k);
+                if constexpr (ASKS_EARLY) __builtin_prefetch(asked + s * step, 0, 2);
+            }
+            for (int r = 0; r < R; ++r) {
+                const V a = splat(x[r * x_stride + k]);
+                for (int s = 0; s < S; ++s) total[r][s] = fma(w[s], a, total[r][s]);
+            }
         }
-    }
+    };
+    sum(0, num - ahead, strips + ahead * SIZE);
+    sum(num - ahead, num, strips + S * step < fetch_end ? strips + S * step : strips);
     for (int r = 0; r < R; ++r)
         for (int s = 0; s < S; ++s) store(acc + r * acc_stride + s * STRIP, total[r][s]);
 }
@@ -51,24 +62,24 @@ constexpr int strips_for(int) { return 1; }
 constexpr int MOST_STRIPS = 8;
 
 template <Packing P, int R = FLOAT_TILE>
-HR_INLINE void float_tile_of(int rows, int strips, const uint8_t* at, size_t step, int32_t num, const float* x,
-                             size_t x_stride, float* acc, size_t acc_stride) {
+HR_INLINE void float_tile_of(int rows, int strips, const uint8_t* at, size_t step, const uint8_t* fetch_end, int32_t num,
+                             const float* x, size_t x_stride, float* acc, size_t acc_stride) {
     if constexpr (R > 1)
         if (rows != R)
-            return float_tile_of<P, R - 1>(rows, strips, at, step, num, x, x_stride, acc, acc_stride);
+            return float_tile_of<P, R - 1>(rows, strips, at, step, fetch_end, num, x, x_stride, acc, acc_stride);
     constexpr int S = strips_for(R);
     int done = 0;
     for (; done + S <= strips; done += S)
-        float_tile<P, R, S>(at + done * step, step, num, x, x_stride, acc + done * STRIP, acc_stride);
+        float_tile<P, R, S>(at + done * step, step, fetch_end, num, x, x_stride, acc + done * STRIP, acc_stride);
     for (; done < strips; ++done)
-        float_tile<P, R, 1>(at + done * step, step, num, x, x_stride, acc + done * STRIP, acc_stride);
+        float_tile<P, R, 1>(at + done * step, step, fetch_end, num, x, x_stride, acc + done * STRIP, acc_stride);
 }
 
 constexpr int32_t FLOAT_ROWS_AT_ONCE = 64;
 
 template <Packing P>
-static void linear_numbers(const PackedMatrix& matrix, int32_t first, int32_t last, const float* x, size_t x_stride,
-                           int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+static void linear_numbers(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last, const float* x,
+                           size_t x_stride, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
     const size_t bytes = strip_bytes(P, matrix.width);
     alignas(64) float acc[FLOAT_TILE * MOST_STRIPS * STRIP];
     constexpr size_t acc_stride = MOST_STRIPS * STRIP;
@@ -79,8 +90,8 @@ static void linear_numbers(const PackedMatrix& matrix, int32_t first, int32_t la
             const int32_t left = num_rows - row, pieces = (left + FLOAT_TILE - 1) / FLOAT_TILE;
             const int32_t rows = (left + pieces - 1) / pieces;
             memset(acc, 0, sizeof acc);
-            float_tile_of<P>(rows, strips, matrix.data + s * bytes, bytes, matrix.width, x + row * x_stride, x_stride,
-                             acc, acc_stride);
+            float_tile_of<P>(rows, strips, matrix.data + s * bytes, bytes, matrix.data + fetch_last * bytes, matrix.width,
+                             x + row * x_stride, x_stride, acc, acc_stride);
             for (int32_t r = 0; r < rows; ++r)
                 for (int i = 0; i < strips; ++i) {
                     const int32_t output = (s + i) * STRIP, num = matrix.rows - output;
@@ -93,12 +104,12 @@ static void linear_numbers(const PackedMatrix& matrix, int32_t first, int32_t la
     }
 }
 
-static void linear_float(const PackedMatrix& matrix, int32_t first, int32_t last, const float* x, size_t x_stride,
-                         int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+static void linear_float(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last, const float* x,
+                         size_t x_stride, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
     auto* run = &linear_numbers<Packing::F32>;
     if (matrix.packing == Packing::F16) run = &linear_numbers<Packing::F16>;
     if (matrix.packing == Packing::BF16) run = &linear_numbers<Packing::BF16>;
-    run(matrix, first, last, x, x_stride, num_rows, out, out_stride, epilogue);
+    run(matrix, first, last, fetch_last, x, x_stride, num_rows, out, out_stride, epilogue);
 }
 
 }  // namespace headrace::HEADRACE_ISA

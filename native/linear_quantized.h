@@ -183,6 +183,7 @@ HR_INLINE void steps(Sum<layout_of(P).bits> (&sum)[R][N], const Weights<P>& w, i
 struct Ahead {
     const uint8_t* at;
     int32_t lines;
+    const uint8_t* end;
 };
 
 // acc[r][16] += R rows of activations times groups [0, num) of the weights.
@@ -195,7 +196,8 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < PARTS; ++n) total[r][n] = floats(acc + r * STRIP + n * WIDTH);
     for (int32_t g = 0; g < num; ++g) {
-        for (int32_t i = 0; i < ahead.lines; ++i, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+        for (int32_t i = 0; i < ahead.lines && ahead.at < ahead.end; ++i, ahead.at += 64)
+            __builtin_prefetch(ahead.at, 0, 2);
         for (int part = 0; part < PARTS; part += N) {
             const int row = part * WIDTH;
             Sum<layout.bits> sum[R][N];
@@ -259,19 +261,26 @@ HR_INLINE void tile_of(int rows, const Weights<P>& w, int32_t num, const TileRow
 }
 
 // Rows [row, row + num_rows) in tiles of about equal size. All but the first find their weights in the cache: together
-// they fetch the `next_bytes` that follow, because memory would be idle else.
+// they fetch the `next_bytes` that follow, because memory would be idle else. A single tile waits for memory anyway: it
+// asks for what lies FETCH_AHEAD further on, up to `end` (the processor's own prefetch stops at each page of 4 KiB).
 template <Packing P, bool STAGED>
 static void tiles(const Weights<P>& w, int32_t first, int32_t num, const QuantizedRows& x, int32_t row,
-                  int32_t num_rows, float* acc, const uint8_t* next, size_t next_bytes) {
+                  int32_t num_rows, float* acc, const uint8_t* next, size_t next_bytes, const uint8_t* end) {
     int32_t left = num_rows, pieces = (left + MAX_TILE - 1) / MAX_TILE;
-    const size_t per_tile = pieces > 1 ? next_bytes / (pieces - 1) : 0;
-    const int32_t lines = pieces > 1 ? (int32_t)(per_tile / ((size_t)num * 64)) + 1 : 0;
-    const uint8_t* const end = next + next_bytes;
+    const size_t per_group = (size_t)num * 64;
+    if (pieces == 1) {
+        const int32_t lines = (int32_t)((next_bytes + per_group - 1) / per_group);
+        tile_of<P, STAGED>(left, w, num, tile_rows(x, row, first), acc, {next - next_bytes + FETCH_AHEAD, lines, end});
+        return;
+    }
+    const int32_t lines = (int32_t)(next_bytes / (pieces - 1) / per_group) + 1;
+    const uint8_t* const next_end = next + next_bytes;
     for (; left > 0; --pieces) {
         const int32_t rows = (left + pieces - 1) / pieces, at = num_rows - left;
-        const bool fetches = at > 0 && next < end;
-        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP, {next, fetches ? lines : 0});
-        if (fetches) next += (size_t)lines * num * 64;
+        const bool fetches = at > 0;
+        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP,
+                           {next, fetches ? lines : 0, next_end});
+        if (fetches) next += lines * per_group;
         left -= rows;
     }
 }
@@ -301,8 +310,8 @@ HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool acc
 }
 
 template <Packing P>
-static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
-                          int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,
+                          const QuantizedRows& x, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
     const size_t bytes = strip_bytes(P, matrix.width), heads = heads_bytes(layout_of(P), matrix.width);
     const int32_t groups = matrix.width / GROUP;
     const int32_t panels = (groups + STAGED_GROUPS - 1) / STAGED_GROUPS;
@@ -317,15 +326,15 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
             const int32_t rows = num_rows - row < ROWS_AT_ONCE ? num_rows - row : ROWS_AT_ONCE;
             memset(acc, 0, rows * STRIP * sizeof(float));
             if (rows < stage_from(layout_of(P).bits)) {
-                tiles<P, false>(packed, 0, groups, x, row, rows, acc, strip + bytes, bytes);
+                tiles<P, false>(packed, 0, groups, x, row, rows, acc, strip + bytes, bytes, matrix.data + bytes * fetch_last);
             } else {
                 for (int32_t p = 0; p < panels; ++p) {
                     const int32_t from = groups * p / panels, to = groups * (p + 1) / panels;
                     stage<P>(packed, from, to, staged);
                     const size_t group_bytes = layout_of(P).quants_bytes;
                     const size_t next_bytes = (to - from) * group_bytes + (p + 1 < panels ? 0 : heads);
-                    tiles<P, true>(panel, from, to - from, x, row, rows, acc, packed.quants + to * group_bytes,
-                                   next_bytes);
+                    const uint8_t* next = packed.quants + to * group_bytes;
+                    tiles<P, true>(panel, from, to - from, x, row, rows, acc, next, next_bytes, next);
                 }
             }
             for (int32_t r = 0; r < rows; ++r)
@@ -335,8 +344,9 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
     }
 }
 
-static void linear_quantized(const PackedMatrix& matrix, int32_t first, int32_t last, const QuantizedRows& x,
-                             int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
+static void linear_quantized(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,
+                             const QuantizedRows& x, int32_t num_rows, float* out, size_t out_stride,
+                             Epilogue epilogue) {
     auto* run = &linear_packed<Packing::Q4_0>;
     switch (matrix.packing) {
         case Packing::Q4_1: run = &linear_packed<Packing::Q4_1>; break;
@@ -348,7 +358,7 @@ static void linear_quantized(const PackedMatrix& matrix, int32_t first, int32_t 
         case Packing::Q6_K: run = &linear_packed<Packing::Q6_K>; break;
         default: break;  // Q4_0; float formats go to linear_float
     }
-    run(matrix, first, last, x, num_rows, out, out_stride, epilogue);
+    run(matrix, first, last, fetch_last, x, num_rows, out, out_stride, epilogue);
 }
 
 }  // namespace headrace::HEADRACE_ISA

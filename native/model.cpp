@@ -3,14 +3,19 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace headrace {
 
 namespace {
 constexpr int32_t QUERIES = 16;  // rows of a span in one attention tile: they share each load of keys and values
-}
+
+int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+}  // namespace
 
 Bytes::Bytes(size_t size) : size_(size) {
     const size_t mapped = std::max<size_t>(size, 1);
@@ -96,7 +101,8 @@ void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_til
     rows_per_tile_ = rows_per_tile;
     trunk_arena_ = std::make_unique<Bytes>(sizeof(float) * trunk_width * max_tokens_);
     head_arena_ = std::make_unique<Bytes>(sizeof(float) * head_width * rows_per_tile);
-    claimed_ = std::make_unique<std::atomic<int64_t>[]>(std::max(trunk_.size(), head_.size()));
+    for (int thread = 0; thread < pool_.size(); ++thread)
+        claimed_.push_back(std::make_unique<std::atomic<int64_t>[]>(std::max(trunk_.size(), head_.size())));
 }
 
 QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
@@ -111,19 +117,62 @@ QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
     return result;
 }
 
-void Model::run_ops(const std::vector<std::unique_ptr<Op>>& ops, int32_t rows) {
-    for (size_t i = 0; i < ops.size(); ++i) claimed_[i].store(0, std::memory_order_relaxed);
+// The tiles of an op lie in one stretch per thread, so that each reads its weights front to back; who is done takes
+// from the stretches of the others.
+void Model::run_tiles(const Ops& ops, size_t op, int64_t num_tiles, int32_t rows, int thread) {
+    const int num_threads = pool_.size();
+    for (int i = 0; i < num_threads; ++i) {
+        const int owner = (thread + i) % num_threads;
+        const int64_t first = num_tiles * owner / num_threads, count = num_tiles * (owner + 1) / num_threads - first;
+        auto& claimed = claimed_[owner][op];
+        for (int64_t tile; (tile = claimed.fetch_add(1, std::memory_order_relaxed)) < count;)
+            ops[op]->tile(*this, rows, {first + tile, first + count}, scratch_[thread]);
+    }
+}
+
+// Ops of a single tile are done by the thread that comes last to the barrier before them, which so serves for both.
+void Model::run_ops(const Ops& ops, int32_t rows) {
+    for (auto& claimed : claimed_)
+        for (size_t i = 0; i < ops.size(); ++i) claimed[i].store(0, std::memory_order_relaxed);
+    int64_t since = is_profiling_ ? now() : 0;  // moved on by one thread at a time: the last one at a barrier
+    const auto finished = [&](size_t op) {
+        if (is_profiling_) took(ops, op, std::exchange(since, now()));
+    };
+    // The ops of one tile from `op` on; where the next one of more begins.
+    const auto run_single = [&](size_t op, int thread) {
+        for (int64_t num; op < ops.size() && (num = ops[op]->num_tiles(*this, rows)) <= 1; ++op) {
+            if (num == 0) continue;
+            ops[op]->tile(*this, rows, {0, 1}, scratch_[thread]);
+            finished(op);
+        }
+        return op;
+    };
+    const size_t begin = run_single(0, 0);
+    if (begin == ops.size()) return;
     pool_.run([&](int thread) {
-        bool is_first = true;
-        for (size_t i = 0; i < ops.size(); ++i) {
-            const int64_t num_tiles = ops[i]->num_tiles(*this, rows);
-            if (num_tiles == 0) continue;
-            if (!is_first) pool_.barrier();
-            is_first = false;
-            for (int64_t tile; (tile = claimed_[i].fetch_add(1, std::memory_order_relaxed)) < num_tiles;)
-                ops[i]->tile(*this, rows, tile, scratch_[thread]);
+        for (size_t op = begin, next; op < ops.size(); op = next) {
+            run_tiles(ops, op, ops[op]->num_tiles(*this, rows), rows, thread);
+            for (next = op + 1; next < ops.size() && ops[next]->num_tiles(*this, rows) <= 1;) ++next;
+            if (next < ops.size()) ops[next]->warm(*this, ops[next]->num_tiles(*this, rows) * thread / pool_.size());
+            pool_.barrier([&] {
+                finished(op);
+                run_single(op + 1, thread);
+            });
         }
     });
+}
+
+void Model::set_profiling(bool on) {
+    is_profiling_ = on;
+    times_.clear();
+    for (const Ops* ops : {&trunk_, &head_})
+        for (const auto& op : *ops) times_.push_back({op->name(), op->weight_bytes(*this), 0, 0});
+}
+
+void Model::took(const Ops& ops, size_t op, int64_t since) {
+    OpTime& time = times_[(&ops == &head_ ? trunk_.size() : 0) + op];
+    time.runs += 1;
+    time.nanoseconds += now() - since;
 }
 
 void Model::run_trunk(Step step) {
@@ -224,6 +273,8 @@ void Model::copy_block(int group, int32_t source, int32_t target) {
             memcpy(base + state.size * target, base + state.size * source, sizeof(float) * state.size);
         }
 }
+
+std::vector<Model::OpTime> Model::op_times() const { return times_; }
 
 size_t Model::packed_bytes() const {
     size_t total = 0;

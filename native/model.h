@@ -87,16 +87,26 @@ struct Scratch {
     }
 };
 
+// A tile for a thread to compute, and the last of those that lie ahead of it in the same stretch.
+struct Turn {
+    int64_t index, end;
+};
+
 // An op of the native list. `num_tiles` is a pure function of the step, so that every thread works it out for itself.
 class Op {
 public:
     Op() = default;
     Op(Op&&) = default;
     virtual ~Op() = default;
+    virtual std::string name() const = 0;
     virtual int64_t num_tiles(const Model& model, int32_t rows) const = 0;
-    virtual void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const = 0;
+    virtual void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const = 0;
     // Before the threads start on a step.
     virtual void prepare_step(Model&) const {}
+    // Bytes of weights that its tiles read, each once.
+    virtual int64_t weight_bytes(const Model&) const { return 0; }
+    // Ask for the memory that a tile will read first: the thread has nothing else to do.
+    virtual void warm(const Model&, int64_t) const {}
     // Take over an op that follows this one, if both go row by row; null then.
     virtual std::unique_ptr<Op> join(std::unique_ptr<Op> next) { return next; }
 };
@@ -124,6 +134,14 @@ public:
     // The whole step in one call: its tokens, and what is read out of it, tile by tile.
     void run(Step step, const Readouts& readouts, const Buffer& last);
     void copy_block(int group, int32_t source, int32_t target);
+
+    // Where the time goes: per op, over the steps since profiling was switched on.
+    struct OpTime {
+        std::string name;
+        int64_t weight_bytes, runs, nanoseconds;  // until its last thread was done
+    };
+    void set_profiling(bool on);
+    std::vector<OpTime> op_times() const;
 
     const PackedMatrix& matrix(int id) const { return matrices_[id]; }
     const float* vector(int id) const { return id < 0 ? nullptr : vectors_[id].data(); }
@@ -156,7 +174,10 @@ private:
     };
     float* arena() const { return reinterpret_cast<float*>((running_head_ ? head_arena_ : trunk_arena_)->data()); }
     void read_out(const Readouts& readouts, int32_t readout, const float* logits, Scratch& scratch) const;
-    void run_ops(const std::vector<std::unique_ptr<Op>>& ops, int32_t rows);
+    using Ops = std::vector<std::unique_ptr<Op>>;
+    void run_ops(const Ops& ops, int32_t rows);
+    void run_tiles(const Ops& ops, size_t op, int64_t num_tiles, int32_t rows, int thread);
+    void took(const Ops& ops, size_t op, int64_t since);
 
     const Kernels& kernels_;
     Pool pool_;
@@ -171,7 +192,10 @@ private:
     std::unique_ptr<Bytes> trunk_arena_, head_arena_;
     std::vector<Scratch> scratch_;
     std::unique_ptr<Scratch> parts_ = std::make_unique<Scratch>();
-    std::unique_ptr<std::atomic<int64_t>[]> claimed_;  // per op: tiles handed out in this run
+    // Per thread and op: how many tiles of the thread's share have been handed out in this run.
+    std::vector<std::unique_ptr<std::atomic<int64_t>[]>> claimed_;
+    std::vector<OpTime> times_;  // of the trunk's ops, then the head's
+    bool is_profiling_ = false;
     Step step_;
     int32_t rows_per_tile_ = 1;
     bool in_head_ = false, running_head_ = false;

@@ -4,15 +4,54 @@ namespace headrace {
 
 namespace {
 
-void multiply(const Model& model, const PackedMatrix& matrix, int32_t first, int32_t last, const Buffer& in, int32_t rows,
-              float* out, size_t out_stride, Epilogue epilogue) {
+// Strips of a matrix, and those that the thread goes on with.
+struct Strips {
+    int32_t first, last, fetch_last;
+};
+
+void multiply(const Model& model, const PackedMatrix& matrix, Strips strips, const Buffer& in, int32_t rows, float* out,
+              size_t out_stride, Epilogue epilogue) {
+    const auto [first, last, fetch_last] = strips;
+    const Kernels& k = model.kernels();
     if (in.is_quantized)
-        model.kernels().linear_quantized(matrix, first, last, model.quantized(in, rows), rows, out, out_stride, epilogue);
+        k.linear_quantized(matrix, first, last, fetch_last, model.quantized(in, rows), rows, out, out_stride, epilogue);
     else
-        model.kernels().linear_float(matrix, first, last, model.floats(in, rows), in.width, rows, out, out_stride, epilogue);
+        k.linear_float(matrix, first, last, fetch_last, model.floats(in, rows), in.width, rows, out, out_stride, epilogue);
+}
+
+int64_t bytes_of(const Model& model, int id) {
+    const PackedMatrix& matrix = model.matrix(id);
+    return (int64_t)model.kernels().strip_bytes(matrix.packing, matrix.width) * matrix.num_strips();
+}
+
+// What the kernels' own asking early leaves out: the first bytes of strip `first` and those after it.
+void fetch(const Model& model, int id, int32_t first) {
+    const PackedMatrix& matrix = model.matrix(id);
+    const size_t bytes = model.kernels().strip_bytes(matrix.packing, matrix.width);
+    const uint8_t *at = matrix.data + bytes * first, *end = matrix.data + bytes * matrix.num_strips();
+    end = std::min(end, at + FETCH_AHEAD);
+    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
 }
 
 }  // namespace
+
+int64_t Linear::weight_bytes(const Model& model) const {
+    int64_t total = 0;
+    for (const Part& part : parts) total += bytes_of(model, part.matrix);
+    return total;
+}
+
+void Linear::warm(const Model& model, int64_t index) const {
+    const size_t p = part_of(index);
+    fetch(model, parts[p].matrix, (int32_t)(index - first_tile[p]) * strips_per_tile);
+}
+
+int64_t GatedLinear::weight_bytes(const Model& model) const { return bytes_of(model, gate) + bytes_of(model, up); }
+
+void GatedLinear::warm(const Model& model, int64_t index) const {
+    fetch(model, gate, (int32_t)index * (GROUP / STRIP));
+    fetch(model, up, (int32_t)index * (GROUP / STRIP));
+}
 
 void Linear::prepare(const Model& model) {
     int32_t strips = 0;
@@ -26,27 +65,36 @@ void Linear::prepare(const Model& model) {
     }
 }
 
-void Linear::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+size_t Linear::part_of(int64_t tile) const {
     size_t p = 0;
-    while (index >= first_tile[p + 1]) ++p;
-    const Part& part = parts[p];
-    const PackedMatrix& matrix = model.matrix(part.matrix);
-    const int32_t first = (int32_t)(index - first_tile[p]) * strips_per_tile;
-    const int32_t last = std::min(first + strips_per_tile, matrix.num_strips());
-    multiply(model, matrix, first, last, in, rows, model.floats(part.out, rows), part.out.width,
-             {model.vector(part.bias), part.accumulate});
+    while (tile >= first_tile[p + 1]) ++p;
+    return p;
 }
 
-void GatedLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+void Linear::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
+    const size_t p = part_of(turn.index);
+    const Part& part = parts[p];
+    const PackedMatrix& matrix = model.matrix(part.matrix);
+    const auto strip_of = [&](int64_t tile) {
+        return std::min((int32_t)(tile - first_tile[p]) * strips_per_tile, matrix.num_strips());
+    };
+    const Strips strips{strip_of(turn.index), strip_of(turn.index + 1), strip_of(std::min<int64_t>(turn.end, first_tile[p + 1]))};
+    multiply(model, matrix, strips, in, rows, model.floats(part.out, rows), part.out.width,
+             {model.vector(part.bias), part.accumulate});
+    if (turn.index + 1 == first_tile[p + 1] && turn.index + 1 < turn.end) warm(model, turn.index + 1);
+}
+
+void GatedLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
     const PackedMatrix& matrix = model.matrix(gate);
-    const int32_t column = (int32_t)index * GROUP, width = std::min(GROUP, matrix.rows - column);
-    const int32_t first = column / STRIP, last = std::min(first + GROUP / STRIP, matrix.num_strips());
+    const auto strip_of = [&](int64_t tile) { return std::min((int32_t)tile * (GROUP / STRIP), matrix.num_strips()); };
+    const Strips strips{strip_of(turn.index), strip_of(turn.index + 1), strip_of(turn.end)};
+    const int32_t column = (int32_t)turn.index * GROUP, width = std::min(GROUP, matrix.rows - column);
     float* gates = scratch.get((size_t)2 * rows * GROUP);
     float* ups = gates + (size_t)rows * GROUP;
     // The kernels write to out + strip * 16: the group's own 32 columns begin at `gates`.
-    const ptrdiff_t shift = (ptrdiff_t)first * STRIP;
-    multiply(model, matrix, first, last, in, rows, gates - shift, GROUP, {nullptr, false});
-    multiply(model, model.matrix(up), first, last, in, rows, ups - shift, GROUP, {nullptr, false});
+    const ptrdiff_t shift = (ptrdiff_t)strips.first * STRIP;
+    multiply(model, matrix, strips, in, rows, gates - shift, GROUP, {nullptr, false});
+    multiply(model, model.matrix(up), strips, in, rows, ups - shift, GROUP, {nullptr, false});
     const Kernels& k = model.kernels();
     if (!out.is_quantized) {
         float* to = model.floats(out, rows) + column;
@@ -63,9 +111,10 @@ void GatedLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch&
     }
 }
 
-void HeadLinear::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
+void HeadLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
+    const int64_t index = turn.index;
     const PackedMatrix& matrix = model.matrix(matrices[index]);
-    model.kernels().linear_float(matrix, 0, matrix.num_strips(), model.floats(in, rows) + index * matrix.width, in.width,
+    model.kernels().linear_float(matrix, 0, matrix.num_strips(), matrix.num_strips(), model.floats(in, rows) + index * matrix.width, in.width,
                                  rows, model.floats(out, rows) + index * matrix.rows, out.width, {nullptr, false});
 }
 
@@ -88,7 +137,8 @@ void Attend::prepare_step(Model& model) const {
         model.need_parts(part_floats(model) * model.step().blocks.size() * shape.kv_heads * model.step().num_chunks);
 }
 
-void Attend::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+void Attend::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
+    const int64_t index = turn.index;
     const Step& step = model.step();
     const Kernels& k = model.kernels();
     const bool split = is_split(model, shape);
@@ -109,7 +159,8 @@ void Attend::tile(const Model& model, int32_t rows, int64_t index, Scratch& scra
                   model.floats(q, rows), q.width, part, room);
 }
 
-void AttendMerge::tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const {
+void AttendMerge::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
+    const int64_t index = turn.index;
     const Step& step = model.step();
     const AttentionShape& shape = attend.shape;
     const Step::QueryBlock& block = step.blocks[index / shape.kv_heads];
@@ -119,8 +170,9 @@ void AttendMerge::tile(const Model& model, int32_t rows, int64_t index, Scratch&
                                  scratch.get(model.kernels().attend_scratch(shape, block.num)));
 }
 
-void Conv::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
-    const int32_t span_index = (int32_t)(index / tiles_per_span()), first = (int32_t)(index % tiles_per_span()) * CHANNELS;
+void Conv::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
+    const int32_t span_index = (int32_t)(turn.index / tiles_per_span());
+    const int32_t first = (int32_t)(turn.index % tiles_per_span()) * CHANNELS;
     const Span& span = model.step().spans[span_index];
     const int32_t* blocks = model.table(group, span_index);  // (to read, to write)
     const ConvShape shape{width, kernel, model.vector(weight), model.vector(bias)};
@@ -130,8 +182,9 @@ void Conv::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const
                          std::min(first + CHANNELS, width));
 }
 
-void SsmScan::tile(const Model& model, int32_t rows, int64_t index, Scratch&) const {
-    const int32_t span_index = (int32_t)(index / tiles_per_span()), first = (int32_t)(index % tiles_per_span()) * CHANNELS;
+void SsmScan::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
+    const int32_t span_index = (int32_t)(turn.index / tiles_per_span());
+    const int32_t first = (int32_t)(turn.index % tiles_per_span()) * CHANNELS;
     const Span& span = model.step().spans[span_index];
     const int32_t* blocks = model.table(group, span_index);
     const SsmShape shape{width, state_size, model.vector(a), model.vector(d)};
@@ -150,7 +203,8 @@ void Route::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch)
                           scratch.get(model.kernels().route_scratch(with_bias)));
 }
 
-void Experts::tile(const Model& model, int32_t rows, int64_t row, Scratch& scratch) const {
+void Experts::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
+    const int64_t row = turn.index;
     const Kernels& k = model.kernels();
     const float* x = model.floats(in, rows) + (size_t)row * in.width;
     const float* chosen = model.floats(routing, rows) + (size_t)row * routing.width;
@@ -162,7 +216,7 @@ void Experts::tile(const Model& model, int32_t rows, int64_t row, Scratch& scrat
     const auto product = [&](int id, const float* from, float* result) {
         const PackedMatrix& matrix = model.matrix(id);
         if (!matrix.is_quantized())
-            return k.linear_float(matrix, 0, matrix.num_strips(), from, matrix.width, 1, result, matrix.rows, {nullptr, false});
+            return k.linear_float(matrix, 0, matrix.num_strips(), matrix.num_strips(), from, matrix.width, 1, result, matrix.rows, {nullptr, false});
         QuantizedRows q;
         q.width = matrix.width;
         q.q = reinterpret_cast<int8_t*>(room);
@@ -170,7 +224,7 @@ void Experts::tile(const Model& model, int32_t rows, int64_t row, Scratch& scrat
         q.scaled_sum = q.scale + matrix.width / GROUP;
         q.sums = reinterpret_cast<int32_t*>(q.scaled_sum + matrix.width / GROUP);
         k.quantize(from, 0, q);
-        k.linear_quantized(matrix, 0, matrix.num_strips(), q, 1, result, matrix.rows, {nullptr, false});
+        k.linear_quantized(matrix, 0, matrix.num_strips(), matrix.num_strips(), q, 1, result, matrix.rows, {nullptr, false});
     };
     std::fill(to, to + out.width, 0.0f);
     for (int32_t i = 0; i < top_k; ++i) {

@@ -3,22 +3,37 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "model.h"
 
 namespace headrace {
 
-constexpr int32_t ROWS = 8;  // rows of a tile of the ops that go row by row
+constexpr int32_t MOST_ROWS = 8;    // of a tile of the ops that go row by row
+constexpr int32_t SINGLE_ROWS = 4;  // so few are one tile: a barrier costs as much as they do
 
 // An op of which a row of the output needs that row of the inputs only. Those that follow each other are one op: a tile
 // takes its rows through all of them.
 struct RowOp : Op {
     std::vector<std::unique_ptr<RowOp>> followers;
 
-    int64_t num_tiles(const Model&, int32_t rows) const override { return (rows + ROWS - 1) / ROWS; }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override {
-        const int32_t first = (int32_t)index * ROWS, last = std::min(first + ROWS, rows);
+    static int32_t rows_per_tile(const Model& model, int32_t rows) {
+        if (rows <= SINGLE_ROWS) return SINGLE_ROWS;
+        return std::clamp(rows / (2 * model.num_threads()), 1, MOST_ROWS);
+    }
+    std::string name() const override {
+        std::string all = one_name();
+        for (const auto& follower : followers) all += std::string(" + ") + follower->one_name();
+        return all;
+    }
+    int64_t num_tiles(const Model& model, int32_t rows) const override {
+        const int32_t at_once = rows_per_tile(model, rows);
+        return (rows + at_once - 1) / at_once;
+    }
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override {
+        const int32_t at_once = rows_per_tile(model, rows);
+        const int32_t first = (int32_t)turn.index * at_once, last = std::min(first + at_once, rows);
         for (int32_t row = first; row < last; ++row) {
             one(model, rows, row, scratch);
             for (const auto& follower : followers) follower->one(model, rows, row, scratch);
@@ -31,12 +46,14 @@ struct RowOp : Op {
         }
         return next;
     }
+    virtual const char* one_name() const = 0;
     virtual void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const = 0;
 };
 
 struct Embed : RowOp {
     int matrix;
     Buffer out;
+    const char* one_name() const override { return "embed"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         float* to = model.floats(out, rows) + (size_t)row * out.width;
         model.kernels().unpack_row(model.matrix(matrix), model.step().token_ids[row], to);
@@ -46,6 +63,7 @@ struct Embed : RowOp {
 // Rows to read out, from the trunk's last buffer.
 struct SelectRows : RowOp {
     Buffer in, out;
+    const char* one_name() const override { return "select rows"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const float* from = model.trunk_floats(in) + (size_t)model.step().readout_rows[row] * in.width;
         std::copy(from, from + in.width, model.floats(out, rows) + (size_t)row * out.width);
@@ -58,6 +76,7 @@ struct Norm : RowOp {
     int weight;
     int32_t heads;
     float eps, offset;
+    const char* one_name() const override { return "norm"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override {
         const float* x = model.floats(in, rows) + (size_t)row * in.width;
         const int32_t width = in.width / heads;
@@ -70,6 +89,7 @@ struct Norm : RowOp {
 
 struct Quantize : RowOp {
     Buffer in, out;
+    const char* one_name() const override { return "quantize"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         model.kernels().quantize(model.floats(in, rows) + (size_t)row * in.width, row, model.quantized(out, rows));
     }
@@ -82,6 +102,7 @@ struct Element : RowOp {
     int32_t kind;   // of activation
     float number;   // factor or cap
     Buffer a, b, out;
+    const char* one_name() const override { return "element"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const Kernels& k = model.kernels();
         const float* x = model.floats(a, rows) + (size_t)row * a.width;
@@ -101,6 +122,7 @@ struct Element : RowOp {
 struct CopyHeads : RowOp {
     Buffer in, out;
     int32_t heads, start, to_start, width;
+    const char* one_name() const override { return "copy heads"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const int32_t in_head = in.width / heads, out_head = out.width / heads;
         const float* from = model.floats(in, rows) + (size_t)row * in.width + start;
@@ -116,6 +138,7 @@ struct Rope : RowOp {
     int table;
     int32_t heads, start, pairs;
     bool interleaved;
+    const char* one_name() const override { return "rope"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const float* turns = model.vector(table) + (size_t)model.step().positions[row] * 2 * pairs;
         model.kernels().rope(model.floats(in, rows) + (size_t)row * in.width, turns, heads, in.width / heads, start, pairs,
@@ -136,8 +159,12 @@ struct Linear : Op {
     int32_t strips_per_tile;
 
     void prepare(const Model& model);
+    size_t part_of(int64_t tile) const;
+    std::string name() const override { return "linear"; }
     int64_t num_tiles(const Model&, int32_t) const override { return first_tile.back(); }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+    int64_t weight_bytes(const Model& model) const override;
+    void warm(const Model& model, int64_t index) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
 
 // activation(gate x) * (up x), into a float or a quantized buffer: a tile is a group of 32 outputs.
@@ -145,24 +172,29 @@ struct GatedLinear : Op {
     Buffer in, out;
     int gate, up;
     int32_t kind;
+    std::string name() const override { return "gated linear"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return (model.matrix(gate).rows + GROUP - 1) / GROUP;
     }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+    int64_t weight_bytes(const Model& model) const override;
+    void warm(const Model& model, int64_t index) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
 };
 
 // Each head through its own matrix (float weights).
 struct HeadLinear : Op {
     Buffer in, out;
     std::vector<int> matrices;
+    std::string name() const override { return "head linear"; }
     int64_t num_tiles(const Model&, int32_t) const override { return (int64_t)matrices.size(); }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
 
 struct StoreKV : RowOp {
     Buffer k, v;
     int group, cache;
     bool is_latent;
+    const char* one_name() const override { return "store kv"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override;
 };
 
@@ -177,21 +209,23 @@ struct Attend : Op {
         const int64_t num_pairs = (int64_t)model.step().blocks.size() * shape.kv_heads;
         return model.num_threads() > 1 && model.step().num_chunks > 1 && num_pairs < 4 * model.num_threads();
     }
+    std::string name() const override { return "attend"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         const int64_t num_pairs = (int64_t)model.step().blocks.size() * shape.kv_heads;
         return is_split(model, shape) ? num_pairs * model.step().num_chunks : num_pairs;
     }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
     void prepare_step(Model& model) const override;
     size_t part_floats(const Model& model) const;  // of one chunk of one tile
 };
 
 struct AttendMerge : Op {
     Attend attend;
+    std::string name() const override { return "merge attention"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return Attend::is_split(model, attend.shape) ? (int64_t)model.step().blocks.size() * attend.shape.kv_heads : 0;
     }
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch& scratch) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
 };
 
 // A span's state goes through all its channels; a tile is a stretch of channels of one span.
@@ -209,20 +243,23 @@ struct Conv : Recurrent {
     Buffer in, out;
     int weight, bias;
     int32_t kernel;
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+    std::string name() const override { return "convolution"; }
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
 
 struct SsmScan : Recurrent {
     Buffer x, dt, b, c, out;
     int a, d;
     int32_t state_size;
-    void tile(const Model& model, int32_t rows, int64_t index, Scratch&) const override;
+    std::string name() const override { return "ssm scan"; }
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
 
 struct Route : RowOp {
     Buffer in, out;
     int bias;
     RouteShape shape;
+    const char* one_name() const override { return "route"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
 };
 
@@ -231,8 +268,9 @@ struct Experts : Op {
     Buffer in, routing, out;
     std::vector<int> gate, up, down;
     int32_t top_k, kind;
+    std::string name() const override { return "experts"; }
     int64_t num_tiles(const Model&, int32_t rows) const override { return rows; }
-    void tile(const Model& model, int32_t rows, int64_t row, Scratch& scratch) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
 };
 
 }  // namespace headrace

@@ -49,19 +49,7 @@ void Pool::run(const std::function<void(int)>& body) {
         job_.notify_all();
     }
     body(0);
-    barrier();  // the body must not go out of scope while a worker is in it
-}
-
-void Pool::barrier() {
-    if (num_threads_ == 1) return;
-    const uint32_t phase = phase_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)num_threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        phase_.store(phase + 1, std::memory_order_release);
-        phase_.notify_all();
-    } else {
-        wait_while(phase_, phase);
-    }
+    barrier([] {});  // the body must not go out of scope while a worker is in it
 }
 
 void Pool::work(int thread) {
@@ -71,7 +59,7 @@ void Pool::work(int thread) {
         seen = job_.load(std::memory_order_acquire);
         if (is_closing_.load()) return;
         (*body_)(thread);
-        barrier();
+        barrier([] {});
     }
 }
 

@@ -24,8 +24,20 @@ public:
     // body(thread) on every thread; returns when all have returned. One run at a time.
     void run(const std::function<void(int)>& body);
 
-    // Inside a run: nobody passes before all threads have arrived.
-    void barrier();
+    // Inside a run: nobody passes before all threads have arrived. Who comes last does `alone` before they all go on.
+    template <class Alone>
+    void barrier(const Alone& alone) {
+        if (num_threads_ == 1) return alone();
+        const uint32_t phase = phase_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)num_threads_) {
+            alone();
+            arrived_.store(0, std::memory_order_relaxed);
+            phase_.store(phase + 1, std::memory_order_release);
+            phase_.notify_all();
+        } else {
+            wait_while(phase_, phase);
+        }
+    }
 
 private:
     void work(int thread);
