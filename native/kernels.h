@@ -125,6 +125,8 @@ struct Kernels {
     // Row `row` of the matrix as floats.
     void (*unpack_row)(const PackedMatrix& matrix, int32_t row, float* out);
     void (*quantize)(const float* x, int32_t row, const QuantizedRows& to);
+    // x [num_rows][32]: inputs [32 * group, 32 * (group + 1)) of the rows.
+    void (*quantize_column)(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to);
     // out[r][s * 16 + i] for rows of activations [0, num_rows) and strips [first, last) of the matrix. The caller goes on
     // with strips [last, fetch_last): few rows, which wait for memory, ask for them early.
     void (*linear_quantized)(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,

@@ -71,18 +71,24 @@ HR_INLINE F signed_bytes(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
 
+constexpr float MAGIC = 0x1.8p23f;  // sums are within 2^22
+constexpr int32_t MAGIC_BITS = 0x4b400000;
 template <int BITS>
 struct Sum {
     __m512i v;
 };
 template <int BITS>
-HR_INLINE void begin(Sum<BITS>& sum, int32_t offset) { sum.v = _mm512_set1_epi32(offset); }
+HR_INLINE void begin(Sum<BITS>& sum, int32_t offset) { sum.v = _mm512_set1_epi32(offset + MAGIC_BITS); }
 template <int BITS>
 HR_INLINE void step(Sum<BITS>& sum, int, const Operand<BITS>& w, const int8_t* q) {
     sum.v = _mm512_dpbusd_epi32(sum.v, w.all.v, _mm512_set1_epi32(load_dword(q)));
 }
+// sum * scale, rounded once. Sums begin at the bits of MAGIC, so that as floats they are MAGIC + sum, exactly; and MAGIC *
+// scale is exact. One fma per row, where converting and multiplying would be two instructions.
 template <int BITS>
-HR_INLINE F finish(const Sum<BITS>& sum, int32_t) { return {_mm512_cvtepi32_ps(sum.v)}; }
+HR_INLINE F scaled(const Sum<BITS>& sum, int32_t, F scale) {
+    return fma(F{_mm512_castsi512_ps(sum.v)}, scale, mul(scale, same(-MAGIC)));
+}
 
 // ------------------------------------------------------------------------------------------------------------- AVX2
 #elif defined(HEADRACE_AVX2)
@@ -198,7 +204,7 @@ HR_INLINE void step(Sum<BITS>& sum, int k4, const Operand<BITS>& w, const int8_t
     }
 }
 template <int BITS>
-HR_INLINE F finish(const Sum<BITS>& sum, int32_t offset) {
+HR_INLINE F scaled(const Sum<BITS>& sum, int32_t offset, F scale) {
     __m256i ints;
     if constexpr (BITS == 8)
         ints = _mm256_add_epi32(_mm256_madd_epi16(sum.low, _mm256_set1_epi16(1)),
@@ -206,7 +212,7 @@ HR_INLINE F finish(const Sum<BITS>& sum, int32_t offset) {
     else
         ints = _mm256_madd_epi16(sum.words, _mm256_set1_epi16(1));
     if constexpr (BITS == 5 || BITS == 6) ints = _mm256_add_epi32(ints, sum.ints);
-    return {_mm256_cvtepi32_ps(_mm256_add_epi32(ints, _mm256_set1_epi32(offset >> (8 - BITS))))};
+    return mul({_mm256_cvtepi32_ps(_mm256_add_epi32(ints, _mm256_set1_epi32(offset >> (8 - BITS))))}, scale);
 }
 
 // ----------------------------------------------------------------------------------------------------------- scalar
@@ -280,7 +286,7 @@ HR_INLINE void step(Sum<BITS>& sum, int, const Operand<BITS>& w, const int8_t* q
         for (int c = 0; c < 4; ++c) sum.v[i] += bytes[4 * i + c] * q[c];
 }
 template <int BITS>
-HR_INLINE F finish(const Sum<BITS>& sum, int32_t) { return load_i32(sum.v); }
+HR_INLINE F scaled(const Sum<BITS>& sum, int32_t, F scale) { return mul(load_i32(sum.v), scale); }
 
 #endif
 

@@ -3,15 +3,15 @@
 // The arithmetic, the same for every instruction set, tile and split. Per output, groups of 32 inputs in order:
 //
 //   sum  = the integer product of the group, exact           (Q6_K: of each half group, one after the other)
-//   p    = weight_scale * activation_scale                   one rounding; weight_scale = d (* subscale), exact
-//   acc  = fma(float(sum), p, acc)
+//   part = float(sum) * weight_scale                         one rounding; weight_scale = d (* subscale), exact
+//   acc  = fma(part, activation_scale, acc)
 //   acc  = fma(weight_minimum, scaled_sum, acc)                        formats with a minimum
 //
 // and at the end out = acc (+ bias) (+ out).
 //
 // The floor, per strip of 16 rows, group of 32 and row of activations: 1024 operations are 8 vpdpbusd (AVX-512) or 16
-// vpmaddubsw and 14 vpaddw (AVX2) beside a convert, a multiply and one or two fma per register of floats: 11-12 and
-// 38-40 vector instructions, so at best 8/11 of the vpdpbusd peak and 30/38 of the instructions are the product.
+// vpmaddubsw and 14 vpaddw (AVX2) beside the conversion, a multiply and one or two fma per register of floats: 10-11 and
+// 38-40 vector instructions, so at best 8/10 of the vpdpbusd peak and 30/38 of the instructions are the product.
 // Unpacking weights costs 14-30 instructions a group, whatever the number of rows: few rows unpack into registers; from
 // stage_from rows on a panel of a strip is unpacked once into the L1 cache and reused by every tile.
 // Bytes: one row of activations reads the matrix once, front to back, and is bound by memory.
@@ -26,36 +26,60 @@ namespace headrace::HEADRACE_ISA {
 // Below this no group has a scale: 1 / scale and every product of scales stay normal numbers.
 constexpr float TINY = 0x1p-80f;
 
-// Sums of QuantizedRows: of group g, sums[2 g] = -128 * (sum of q over the group), sums[2 g + 1] = -128 * (over its
-// second half).
+// Where a group goes, and how far it is to the next one of a batch.
+struct GroupPlaces {
+    int8_t* q;
+    float *scale, *scaled_sum;
+    int32_t* sums;
+    size_t bytes, groups;  // steps: of q; of the others
+
+    GroupPlaces(const QuantizedRows& to, int32_t row, int32_t group, size_t bytes, size_t groups)
+        : bytes(bytes), groups(groups) {
+        const size_t at = (size_t)row * (to.width / GROUP) + group;
+        q = to.q + at * GROUP;
+        scale = to.scale + at;
+        scaled_sum = to.scaled_sum + at;
+        sums = to.sums + 2 * at;
+    }
+};
+
+// x [num][32], num <= 16: their scales are divisions of one vector.
+static void quantize_groups(const float* x, int num, const GroupPlaces& to) {
+    const V huge = splat(1e30f), infinite = splat(__builtin_inff()), limit = splat(127.0f), low = splat(-127.0f);
+    float largest[LANES] = {}, scales[LANES], inverses[LANES];
+    for (int i = 0; i < num; ++i) {
+        const V a = abs(load(x + i * GROUP)), b = abs(load(x + i * GROUP + LANES));
+        // Comparisons with NaN are false: an activation that is NaN or infinite makes the scale NaN, hence the outputs.
+        largest[i] = reduce_max(max(where_less(a, huge, a, infinite), where_less(b, huge, b, infinite)));
+    }
+    const V sizes = load(largest), by = div(sizes, limit);
+    const V known = where_less(sizes, huge, by, splat(__builtin_nanf("")));
+    store(scales, where_less(sizes, splat(TINY), splat(0.0f), known));
+    const V inverse = where_less(sizes, huge, div(splat(1.0f), by), splat(0.0f));
+    store(inverses, where_less(sizes, splat(TINY), splat(0.0f), inverse));
+    for (int i = 0; i < num; ++i) {
+        const V factor = splat(inverses[i]);
+        int8_t* const q = to.q + i * to.bytes;
+        store_i8(q, max(min(round(mul(load(x + i * GROUP), factor)), limit), low));
+        store_i8(q + LANES, max(min(round(mul(load(x + i * GROUP + LANES), factor)), limit), low));
+        const int32_t second = sum_i8(q + LANES), sum = sum_i8(q) + second;
+        to.scale[i * to.groups] = scales[i];
+        to.scaled_sum[i * to.groups] = scales[i] * (float)sum;
+        to.sums[2 * i * to.groups] = -128 * sum;
+        to.sums[2 * i * to.groups + 1] = -128 * second;
+    }
+}
+
 static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
     const int32_t groups = to.width / GROUP;
-    int8_t* q = to.q + (size_t)row * to.width;
-    float *scale = to.scale + (size_t)row * groups, *scaled_sum = to.scaled_sum + (size_t)row * groups;
-    int32_t* sums = to.sums + (size_t)row * groups * 2;
-    const V huge = splat(1e30f), infinite = splat(__builtin_inff()), limit = splat(127.0f), low = splat(-127.0f);
-    for (int32_t g = 0; g < groups; ++g, x += GROUP, q += GROUP) {
-        const V a = load(x), b = load(x + LANES), size_a = abs(a), size_b = abs(b);
-        // Comparisons with NaN are false: an activation that is NaN or infinite makes the scale NaN, hence the outputs.
-        const float amax = reduce_max(max(where_less(size_a, huge, size_a, infinite),
-                                          where_less(size_b, huge, size_b, infinite)));
-        float by = 0.0f, inverse = 0.0f;
-        if (amax >= 1e30f) {
-            by = __builtin_nanf("");
-        } else if (amax >= TINY) {
-            by = amax / 127.0f;
-            inverse = 1.0f / by;
-        }
-        const V qa = max(min(round(mul(a, splat(inverse))), limit), low);
-        const V qb = max(min(round(mul(b, splat(inverse))), limit), low);
-        store_i8(q, qa);
-        store_i8(q + LANES, qb);
-        const float second = reduce_add(qb), sum = reduce_add(add(qa, qb));
-        scale[g] = by;
-        scaled_sum[g] = by * sum;
-        sums[2 * g] = -128 * (int32_t)sum;
-        sums[2 * g + 1] = -128 * (int32_t)second;
-    }
+    for (int32_t g = 0; g < groups; g += LANES, x += LANES * GROUP)
+        quantize_groups(x, groups - g < LANES ? groups - g : LANES, {to, row, g, GROUP, 1});
+}
+
+static void quantize_column(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to) {
+    for (int32_t row = 0; row < num_rows; row += LANES, x += LANES * GROUP)
+        quantize_groups(x, num_rows - row < LANES ? num_rows - row : LANES,
+                        {to, row, group, (size_t)to.width, (size_t)(to.width / GROUP)});
 }
 
 // --------------------------------------------------------------------------------------------------- reading weights
@@ -209,17 +233,16 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
                 steps<P, STAGED, R, N, 0, 4>(sum, w, g, row, x);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
-                        const F value = finish(sum[r][n], x.sums[2 * r * groups] - x.sums[2 * r * groups + 1]);
-                        total[r][part + n] =
-                            fma(value, mul(scales[n].first, same(x.scale[r * groups])), total[r][part + n]);
+                        const int32_t offset = x.sums[2 * r * groups] - x.sums[2 * r * groups + 1];
+                        const F product = scaled(sum[r][n], offset, scales[n].first);
+                        total[r][part + n] = fma(product, same(x.scale[r * groups]), total[r][part + n]);
                         begin(sum[r][n], x.sums[2 * r * groups + 1]);
                     }
                 steps<P, STAGED, R, N, 4, 8>(sum, w, g, row, x);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
-                        const F value = finish(sum[r][n], x.sums[2 * r * groups + 1]);
-                        total[r][part + n] =
-                            fma(value, mul(scales[n].second, same(x.scale[r * groups])), total[r][part + n]);
+                        const F product = scaled(sum[r][n], x.sums[2 * r * groups + 1], scales[n].second);
+                        total[r][part + n] = fma(product, same(x.scale[r * groups]), total[r][part + n]);
                     }
             } else {
                 for (int r = 0; r < R; ++r)
@@ -227,8 +250,9 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
                 steps<P, STAGED, R, N, 0, 8>(sum, w, g, row, x);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
-                        const F value = finish(sum[r][n], layout.has_minimum ? 0 : x.sums[2 * r * groups]);
-                        F t = fma(value, mul(scales[n].first, same(x.scale[r * groups])), total[r][part + n]);
+                        const int32_t offset = layout.has_minimum ? 0 : x.sums[2 * r * groups];
+                        const F product = scaled(sum[r][n], offset, scales[n].first);
+                        F t = fma(product, same(x.scale[r * groups]), total[r][part + n]);
                         if constexpr (layout.has_minimum)
                             t = fma(scales[n].second, same(x.scaled_sum[r * groups]), t);
                         total[r][part + n] = t;
@@ -260,27 +284,25 @@ HR_INLINE void tile_of(int rows, const Weights<P>& w, int32_t num, const TileRow
         tile_of<P, STAGED, R - 1>(rows, w, num, x, acc, ahead);
 }
 
-// Rows [row, row + num_rows) in tiles of about equal size. All but the first find their weights in the cache: together
-// they fetch the `next_bytes` that follow, because memory would be idle else. A single tile waits for memory anyway: it
-// asks for what lies FETCH_AHEAD further on, up to `end` (the processor's own prefetch stops at each page of 4 KiB).
+// What of the weights to ask memory for while others are multiplied: `bytes` from `at` on, before `end`.
+struct Asked {
+    const uint8_t* at;
+    size_t bytes;
+    const uint8_t* end;
+};
+
+// Rows [row, row + num_rows) in tiles of about equal size, which share the asking.
 template <Packing P, bool STAGED>
 static void tiles(const Weights<P>& w, int32_t first, int32_t num, const QuantizedRows& x, int32_t row,
-                  int32_t num_rows, float* acc, const uint8_t* next, size_t next_bytes, const uint8_t* end) {
+                  int32_t num_rows, float* acc, Asked asked) {
     int32_t left = num_rows, pieces = (left + MAX_TILE - 1) / MAX_TILE;
-    const size_t per_group = (size_t)num * 64;
-    if (pieces == 1) {
-        const int32_t lines = (int32_t)((next_bytes + per_group - 1) / per_group);
-        tile_of<P, STAGED>(left, w, num, tile_rows(x, row, first), acc, {next - next_bytes + FETCH_AHEAD, lines, end});
-        return;
-    }
-    const int32_t lines = (int32_t)(next_bytes / (pieces - 1) / per_group) + 1;
-    const uint8_t* const next_end = next + next_bytes;
-    for (; left > 0; --pieces) {
-        const int32_t rows = (left + pieces - 1) / pieces, at = num_rows - left;
-        const bool fetches = at > 0;
-        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + at, first), acc + at * STRIP,
-                           {next, fetches ? lines : 0, next_end});
-        if (fetches) next += lines * per_group;
+    const size_t per_tile = (size_t)num * 64;
+    const int32_t lines = (int32_t)((asked.bytes + per_tile * pieces - 1) / (per_tile * pieces));
+    const uint8_t *at = asked.at, *const end = asked.at + asked.bytes < asked.end ? asked.at + asked.bytes : asked.end;
+    for (; left > 0; --pieces, at += lines * per_tile) {
+        const int32_t rows = (left + pieces - 1) / pieces, done = num_rows - left;
+        tile_of<P, STAGED>(rows, w, num, tile_rows(x, row + done, first), acc + done * STRIP,
+                           {at, at < end ? lines : 0, end});
         left -= rows;
     }
 }
@@ -325,16 +347,18 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
         for (int32_t row = 0; row < num_rows; row += ROWS_AT_ONCE) {
             const int32_t rows = num_rows - row < ROWS_AT_ONCE ? num_rows - row : ROWS_AT_ONCE;
             memset(acc, 0, rows * STRIP * sizeof(float));
+            // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
+            // at each page of 4 KiB). The others find it in the cache.
+            const uint8_t* const fetch_end = row == 0 ? matrix.data + bytes * fetch_last : matrix.data;
             if (rows < stage_from(layout_of(P).bits)) {
-                tiles<P, false>(packed, 0, groups, x, row, rows, acc, strip + bytes, bytes, matrix.data + bytes * fetch_last);
+                tiles<P, false>(packed, 0, groups, x, row, rows, acc, {strip + FETCH_AHEAD, bytes, fetch_end});
             } else {
                 for (int32_t p = 0; p < panels; ++p) {
                     const int32_t from = groups * p / panels, to = groups * (p + 1) / panels;
                     stage<P>(packed, from, to, staged);
-                    const size_t group_bytes = layout_of(P).quants_bytes;
-                    const size_t next_bytes = (to - from) * group_bytes + (p + 1 < panels ? 0 : heads);
-                    const uint8_t* next = packed.quants + to * group_bytes;
-                    tiles<P, true>(panel, from, to - from, x, row, rows, acc, next, next_bytes, next);
+                    const size_t at = bytes * p / panels, size = bytes * (p + 1) / panels - at;
+                    tiles<P, true>(panel, from, to - from, x, row, rows, acc,
+                                   {strip + FETCH_AHEAD + at, size, fetch_end});
                 }
             }
             for (int32_t r = 0; r < rows; ++r)

@@ -6,7 +6,12 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 #include <utility>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace headrace {
 
@@ -201,6 +206,7 @@ const float* Model::run_head(const int32_t* readout_rows, int32_t count, const B
 }
 
 void Model::run(Step step, const Readouts& readouts, const Buffer& last) {
+    num_begun_.fetch_add(1, std::memory_order_relaxed);
     run_trunk(std::move(step));
     for (int32_t first = 0; first < readouts.count; first += rows_per_tile_) {
         const int32_t count = std::min(rows_per_tile_, readouts.count - first);
@@ -211,6 +217,7 @@ void Model::run(Step step, const Readouts& readouts, const Buffer& last) {
                 read_out(readouts, first + row, logits + (size_t)row * last.width, scratch_[thread]);
         });
     }
+    num_ended_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Scratch& scratch) const {
@@ -275,6 +282,33 @@ void Model::copy_block(int group, int32_t source, int32_t target) {
 }
 
 std::vector<Model::OpTime> Model::op_times() const { return times_; }
+
+void Model::touch_cache(size_t most_bytes) const {
+    constexpr size_t PIECE = 2 << 20;  // a huge page
+    constexpr auto QUIET = std::chrono::milliseconds(5);
+    std::vector<const Bytes*> arrays;
+    for (const auto& bytes : cache_bytes_) arrays.insert(arrays.end(), {bytes.keys.get(), bytes.values.get()});
+    for (const auto& state : states_) arrays.push_back(state.bytes.get());
+    size_t total = 0;
+    bool is_left = true;
+    for (size_t at = 0; is_left; at += PIECE) {
+        is_left = false;
+        for (const Bytes* array : arrays) {
+            if (at >= array->size()) continue;
+            if (total >= most_bytes) return;
+            is_left = true;
+            for (uint64_t before = ~num_ended_;;) {  // until no step has run for a while
+                const uint64_t begun = num_begun_;
+                if (begun == num_ended_ && begun == before) break;
+                before = begun;
+                std::this_thread::sleep_for(QUIET);
+            }
+            const size_t size = std::min(PIECE, array->size() - at);
+            if (madvise(array->data() + at, size, MADV_POPULATE_WRITE) != 0) return;  // an old kernel: pages come as used
+            total += size;
+        }
+    }
+}
 
 size_t Model::packed_bytes() const {
     size_t total = 0;

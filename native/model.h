@@ -134,6 +134,10 @@ public:
     // The whole step in one call: its tokens, and what is read out of it, tile by tile.
     void run(Step step, const Readouts& readouts, const Buffer& last);
     void copy_block(int group, int32_t source, int32_t target);
+    // Have the operating system give up to `most_bytes` of the cache now, in the order blocks are used, while no step runs:
+    // a page's first touch may cost as much as a token (a virtual machine's memory comes from its host: 0.2 GB/s seen).
+    // For a thread of its own.
+    void touch_cache(size_t most_bytes) const;
 
     // Where the time goes: per op, over the steps since profiling was switched on.
     struct OpTime {
@@ -196,6 +200,7 @@ private:
     std::vector<std::unique_ptr<std::atomic<int64_t>[]>> claimed_;
     std::vector<OpTime> times_;  // of the trunk's ops, then the head's
     bool is_profiling_ = false;
+    std::atomic<uint64_t> num_begun_{0}, num_ended_{0};  // steps
     Step step_;
     int32_t rows_per_tile_ = 1;
     bool in_head_ = false, running_head_ = false;

@@ -102,13 +102,8 @@ void GatedLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch& scr
             k.gate(kind, gates + row * GROUP, ups + row * GROUP, width, to + (size_t)row * out.width);
         return;
     }
-    const QuantizedRows to = model.quantized(out, rows);
-    for (int32_t row = 0; row < rows; ++row) {
-        k.gate(kind, gates + row * GROUP, ups + row * GROUP, GROUP, gates + row * GROUP);
-        const size_t cell = (size_t)row * out.width + column;
-        k.quantize(gates + row * GROUP, 0,
-                   {GROUP, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP});
-    }
+    k.gate(kind, gates, ups, rows * GROUP, gates);
+    k.quantize_column(gates, rows, (int32_t)turn.index, model.quantized(out, rows));
 }
 
 void HeadLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {

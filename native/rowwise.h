@@ -88,11 +88,17 @@ static void rope(const float* x, const float* cos_sin, int32_t heads, int32_t he
         float* to = out + h * head_dim;
         if (to != from) memcpy(to, from, head_dim * sizeof(float));
         float* turned = to + offset;
-        for (int32_t j = 0; j < pairs; ++j) {
+        int32_t j = 0;
+        if (!interleaved)
+            for (; j + LANES <= pairs; j += LANES) {
+                const V a = load(turned + j), b = load(turned + pairs + j), c = load(cos_sin + j), s = load(cos_sin + pairs + j);
+                store(turned + j, sub(mul(a, c), mul(b, s)));
+                store(turned + pairs + j, add(mul(b, c), mul(a, s)));
+            }
+        for (; j < pairs; ++j) {
             const int32_t p = interleaved ? 2 * j : j, q = interleaved ? 2 * j + 1 : j + pairs;
             const float a = turned[p], b = turned[q], c = cos_sin[j], s = cos_sin[pairs + j];
-            // Two roundings each, not fused: the compiler vectorises this as it likes without changing a bit.
-            turned[p] = a * c - b * s;
+            turned[p] = a * c - b * s;  // two roundings, not fused, as above
             turned[q] = b * c + a * s;
         }
     }

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peers.wire import serve
+from headrace.backends.native.model import NativeModel
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.build import Deployment, ServeConfig, build
 
 MAX_RUNNING = 64
+KV_MEMORY_BYTES = 1 << 30
+"""Room for 64 streams of either model, as the peers are given."""
 LEAD_TOKENS = 256
 """More tokens than a sequence may be ahead of the last one to start: those with early prompts begin to decode first."""
 
@@ -24,11 +27,19 @@ class Runner:
         self._ids = itertools.count()
 
     def load(self, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
-        named: dict[str, Any] = {"model": model, "max_running": MAX_RUNNING, "threads": threads}
+        named: dict[str, Any] = {
+            "model": model,
+            "max_running": MAX_RUNNING,
+            "threads": threads,
+            "kv_memory_bytes": KV_MEMORY_BYTES,
+        }
         if options.get("reference"):
             named |= {"backend": "reference", "kv_format": "f32"}
         self._deployment: Deployment = build(ServeConfig(**named))
         self._engine = self._deployment.engine
+        backend = self._engine.executor.backend
+        if isinstance(backend, NativeModel):
+            backend.touch_cache(KV_MEMORY_BYTES)  # the peers fill their caches when they load, too
         return {"backend": backend_name(self._engine.executor)}
 
     def prompt(self, tokens: list[int], settings: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ log = logging.getLogger("headrace")
 
 CHECKPOINT_TOKENS = 256  # between kept recurrent states: a hit recomputes at most this much
 KV_MEMORY_SHARE = 0.25  # of the memory that is free at start, unless told otherwise
+TOUCHED_BYTES = 512 << 20
+"""Of the KV pool that the system is made to give in idle moments after the start, ahead of use."""
 KV_FORMATS = {"f16": 2, "f32": 4}
 """Bytes of a number in the cache."""
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
@@ -120,6 +123,8 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
     backend = load_backend(
         config, description.program, weights, groups, num_blocks, context_length=context_length, progress=progress
     )
+    if isinstance(backend, NativeModel):
+        Thread(target=backend.touch_cache, args=(TOUCHED_BYTES,), name="headrace-touch-cache", daemon=True).start()
     engine = compose(
         config,
         backend,

@@ -24,7 +24,7 @@ from headrace.program.rope import Rotation
 
 LOGIT_TILE_BYTES = 64 << 20
 """Logits are made in tiles of readout rows of at most this size."""
-KERNEL_VERSION = 1
+KERNEL_VERSION = 2
 """Changes whenever a change of the kernels changes bits."""
 UNIT = 16
 """Positions that the cache's layout interleaves: block sizes are multiples of it."""
@@ -142,6 +142,10 @@ class NativeModel:
     @property
     def packed_bytes(self) -> int:
         return self._native.packed_bytes
+
+    def touch_cache(self, most_bytes: int) -> None:
+        """Have the system give up to so many bytes of the cache, while no step runs. For a thread of its own."""
+        self._native.touch_cache(most_bytes)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
