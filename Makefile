@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PORT   ?= 8000
 ARGS   ?=
 
-.PHONY: serve test test-long lint format clean bench-peers
+.PHONY: serve test test-long lint format clean bench-peers bench-budgets
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --port $(PORT) $(ARGS)
@@ -19,6 +19,10 @@ test-long: $(VENV)/.installed-dev
 # ARGS="--quick", "--only llama.cpp,ik_llama.cpp", "--no-http" and so on; --help tells all.
 bench-peers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# What serving costs beside the model: engine overhead, start, memory, idling, size.
+bench-budgets: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.budgets
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

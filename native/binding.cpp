@@ -142,6 +142,7 @@ NB_MODULE(_native, m) {
         .def("run_head", [](nb::handle self, Ints rows, Buffer last) { return run_head(self, rows, last); }, "rows"_a,
              "last"_a)
         .def("touch_cache", &Model::touch_cache, "most_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("touch_cache_meanwhile", &Model::touch_cache_meanwhile, "most_bytes"_a)
         .def("set_profiling", &Model::set_profiling, "on"_a)
         .def("op_times", [](const Model& model) {
             nb::list all;

@@ -36,6 +36,18 @@ Bytes::~Bytes() {
 
 Bytes::Bytes(Bytes&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
 
+uint8_t* Shelf::place(size_t size) {
+    size = (size + 63) / 64 * 64;
+    if (mappings_.empty() || next_ + size > mappings_.back().size()) {
+        mappings_.emplace_back(std::max(size, MAPPING));
+        next_ = 0;
+    }
+    uint8_t* at = mappings_.back().data() + next_;
+    next_ += size;
+    used_ += size;
+    return at;
+}
+
 const Kernels& kernels_named(const std::string& isa) {
     if (isa.empty()) return best_kernels();
     if (isa == "scalar") return scalar_kernels();
@@ -56,15 +68,14 @@ void Model::add_op(std::unique_ptr<Op> op) {
 int Model::add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes) {
     PackedMatrix matrix{packing, rows, width, nullptr};
     const int32_t num_strips = matrix.num_strips();
-    auto bytes = std::make_unique<Bytes>(kernels_.strip_bytes(packing, width) * num_strips);
-    matrix.data = bytes->data();
+    uint8_t* data = packed_.place(kernels_.strip_bytes(packing, width) * num_strips);
+    matrix.data = data;
     std::atomic<int32_t> next{0};
     constexpr int32_t strips_at_once = 8;
     pool_.run([&](int) {
         for (int32_t first; (first = next.fetch_add(strips_at_once)) < num_strips;)
-            kernels_.pack(matrix, bytes->data(), stored, row_bytes, first, std::min(first + strips_at_once, num_strips));
+            kernels_.pack(matrix, data, stored, row_bytes, first, std::min(first + strips_at_once, num_strips));
     });
-    packed_.push_back(std::move(bytes));
     matrices_.push_back(matrix);
     return (int)matrices_.size() - 1;
 }
@@ -285,7 +296,6 @@ std::vector<Model::OpTime> Model::op_times() const { return times_; }
 
 void Model::touch_cache(size_t most_bytes) const {
     constexpr size_t PIECE = 2 << 20;  // a huge page
-    constexpr auto QUIET = std::chrono::milliseconds(5);
     std::vector<const Bytes*> arrays;
     for (const auto& bytes : cache_bytes_) arrays.insert(arrays.end(), {bytes.keys.get(), bytes.values.get()});
     for (const auto& state : states_) arrays.push_back(state.bytes.get());
@@ -295,14 +305,9 @@ void Model::touch_cache(size_t most_bytes) const {
         is_left = false;
         for (const Bytes* array : arrays) {
             if (at >= array->size()) continue;
-            if (total >= most_bytes) return;
+            if (std::this_thread::get_id() == toucher_.get_id()) wait_for_quiet();
+            if (total >= most_bytes || is_closing_) return;
             is_left = true;
-            for (uint64_t before = ~num_ended_;;) {  // until no step has run for a while
-                const uint64_t begun = num_begun_;
-                if (begun == num_ended_ && begun == before) break;
-                before = begun;
-                std::this_thread::sleep_for(QUIET);
-            }
             const size_t size = std::min(PIECE, array->size() - at);
             if (madvise(array->data() + at, size, MADV_POPULATE_WRITE) != 0) return;  // an old kernel: pages come as used
             total += size;
@@ -310,10 +315,23 @@ void Model::touch_cache(size_t most_bytes) const {
     }
 }
 
-size_t Model::packed_bytes() const {
-    size_t total = 0;
-    for (const auto& bytes : packed_) total += bytes->size();
-    return total;
+void Model::touch_cache_meanwhile(size_t most_bytes) {
+    if (!toucher_.joinable()) toucher_ = std::thread([this, most_bytes] { touch_cache(most_bytes); });
+}
+
+// Until no step has run for some milliseconds.
+void Model::wait_for_quiet() const {
+    for (uint64_t before = ~num_begun_; !is_closing_;) {
+        const uint64_t begun = num_begun_;
+        if (begun == num_ended_ && begun == before) return;
+        before = begun;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+}
+
+Model::~Model() {
+    is_closing_ = true;
+    if (toucher_.joinable()) toucher_.join();
 }
 
 }  // namespace headrace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels.h"
@@ -26,6 +27,20 @@ public:
 private:
     uint8_t* data_;
     size_t size_;
+};
+
+// Memory for many matrices, in few mappings: only a mapping of megabytes gets huge pages, and with small ones a product
+// spends a third of its time on misses of the translation cache.
+class Shelf {
+public:
+    uint8_t* place(size_t size);  // 64-byte aligned
+    size_t used() const { return used_; }
+
+private:
+    static constexpr size_t MAPPING = 64 << 20;
+    std::vector<Bytes> mappings_;
+    size_t next_ = 0;  // in the last mapping
+    size_t used_ = 0;
 };
 
 // Where a buffer lies in the arena: with n rows, the n * width floats from n * offset. A quantized buffer holds its
@@ -114,6 +129,7 @@ public:
 class Model {
 public:
     Model(int num_threads, int max_tokens, const std::string& isa);
+    ~Model();
 
     // Pack a stored matrix; its id. `stored` has `rows` rows, `row_bytes` apart. Uses all threads.
     int add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes);
@@ -134,10 +150,11 @@ public:
     // The whole step in one call: its tokens, and what is read out of it, tile by tile.
     void run(Step step, const Readouts& readouts, const Buffer& last);
     void copy_block(int group, int32_t source, int32_t target);
-    // Have the operating system give up to `most_bytes` of the cache now, in the order blocks are used, while no step runs:
-    // a page's first touch may cost as much as a token (a virtual machine's memory comes from its host: 0.2 GB/s seen).
-    // For a thread of its own.
+    // Have the operating system give up to `most_bytes` of the cache ahead of use, in the order that blocks are used: the
+    // first touch of a page may cost as much as a token (a virtual machine's memory comes from its host: 0.2 GB/s seen).
     void touch_cache(size_t most_bytes) const;
+    // The same on a thread of its own, in moments without a step.
+    void touch_cache_meanwhile(size_t most_bytes);
 
     // Where the time goes: per op, over the steps since profiling was switched on.
     struct OpTime {
@@ -160,7 +177,7 @@ public:
     const int32_t* table(int group, int span) const { return step_.tables[(size_t)group * step_.spans.size() + span]; }
     const Kernels& kernels() const { return kernels_; }
     int num_threads() const { return pool_.size(); }
-    size_t packed_bytes() const;
+    size_t packed_bytes() const { return packed_.used(); }
     // Room for partial attentions; grown by `run_trunk` before the threads start.
     float* parts() const { return parts_->floats.data(); }
     void need_parts(size_t count) { parts_->get(count); }
@@ -187,7 +204,7 @@ private:
     Pool pool_;
     const int max_tokens_;
     std::vector<PackedMatrix> matrices_;
-    std::vector<std::unique_ptr<Bytes>> packed_;
+    Shelf packed_;
     std::vector<std::vector<float>> vectors_;
     std::vector<AttentionCache> caches_;
     std::vector<CacheBytes> cache_bytes_;
@@ -200,7 +217,10 @@ private:
     std::vector<std::unique_ptr<std::atomic<int64_t>[]>> claimed_;
     std::vector<OpTime> times_;  // of the trunk's ops, then the head's
     bool is_profiling_ = false;
+    void wait_for_quiet() const;
     std::atomic<uint64_t> num_begun_{0}, num_ended_{0};  // steps
+    std::atomic<bool> is_closing_{false};
+    std::thread toucher_;
     Step step_;
     int32_t rows_per_tile_ = 1;
     bool in_head_ = false, running_head_ = false;

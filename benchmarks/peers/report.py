@@ -286,7 +286,7 @@ def replace_section(page: str, name: str, body: str) -> str:
 
     Raises `ValueError` where its markers do not come as one pair.
     """
-    begin, end = f"<!-- bench-peers {name}: begin -->", f"<!-- bench-peers {name}: end -->"
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     block = f"{begin}\n{body.strip()}\n{end}\n"
     counts = (page.count(begin), page.count(end))
     if counts == (0, 0):

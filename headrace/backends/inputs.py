@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,19 +26,23 @@ class SpanInputs:
     """Per cache group; see `core.plan.Span.tables`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchInputs:
-    """Per row (token of the step): `token_ids`, `positions`, `parents`. Per readout: `readout_rows`."""
+    """Per row (token of the step): `token_ids`, `positions`, `parents`. Per readout: `readout_rows`.
+
+    Spans lie flat, for whoever takes them as arrays: `span_numbers` has (start, count, first row) of each, and the block
+    tables of group 0's spans, then group 1's, begin at `table_starts` of `tables`.
+    """
 
     token_ids: Ints
     positions: Ints
     parents: Ints
-    spans: tuple[SpanInputs, ...]
+    span_numbers: Ints
+    tables: Ints
+    table_starts: Ints
     readout_rows: Ints
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
+    is_chain: bool
+    """Every token's parent is the row before it, or the cache."""
 
     @classmethod
     def from_plan(cls, plan: StepPlan, previous_tokens: Sequence[int] | Ints = ()) -> BatchInputs:
@@ -45,16 +50,36 @@ class BatchInputs:
 
         `previous_tokens`: see `with_previous`; not needed when no token is in flight.
         """
+        spans, tables, starts = array("i"), array("i"), array("i")
+        for span in plan.spans:
+            spans.extend((span.start, span.count, span.first_row))
+        for group in range(len(plan.spans[0].tables) if plan.spans else 0):
+            for span in plan.spans:
+                starts.append(len(tables))
+                tables.extend(span.tables[group])
         inputs = cls(
             token_ids=_array(plan.token_ids),
             positions=_array(plan.positions),
             parents=_array(plan.parents),
-            spans=tuple(
-                SpanInputs(s.start, s.count, s.first_row, tuple(_array(t) for t in s.tables)) for s in plan.spans
-            ),
+            span_numbers=_array(spans),
+            tables=_array(tables),
+            table_starts=_array(starts),
             readout_rows=_array(plan.readout_rows),
+            is_chain=not plan.has_drafts,
         )
         return inputs.with_previous(previous_tokens) if len(previous_tokens) else inputs
+
+    @cached_property
+    def spans(self) -> tuple[SpanInputs, ...]:
+        numbers = self.span_numbers.reshape(-1, 3).tolist()
+        tables = np.split(self.tables, self.table_starts[1:]) if len(self.table_starts) else []
+        return tuple(
+            SpanInputs(*of_span, tables=tuple(tables[index :: len(numbers)])) for index, of_span in enumerate(numbers)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     def with_previous(self, previous_tokens: Sequence[int] | Ints) -> BatchInputs:
         """Fill in the tokens in flight: id -1 - r is the token of the previous plan's readout r.

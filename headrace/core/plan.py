@@ -62,6 +62,7 @@ class StepPlan:
     __slots__ = (
         "budget",
         "copies",
+        "has_drafts",
         "horizon",
         "parents",
         "positions",
@@ -87,6 +88,8 @@ class StepPlan:
         self.readout_targets = array("i")
         self.readout_sequences: list[Sequence] = []
         self.copies: list[Copy] = []
+        self.has_drafts = False
+        """Some span is a tree. Whoever gives a row another parent than the row before it sets this."""
         self.horizon = 1
         """Identical steps this plan may stand for if nothing else happens."""
 

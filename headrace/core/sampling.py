@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.core.errors import InvalidRequest
 
@@ -42,6 +42,8 @@ class SamplingParams:
     iterable of ids may be given."""
     num_logprobs: int | None = None
     """None: none; 0: of the sampled token; k: also of the k most probable tokens."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """Greedy, and nothing but the logits decides: no penalty, bias or early mask, and no logprobs wanted."""
 
     def __post_init__(self) -> None:
         def require(ok: bool, name: str, allowed: str) -> None:
@@ -66,6 +68,8 @@ class SamplingParams:
         require(-(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
         require(self.num_logprobs is None or self.num_logprobs >= 0, "num_logprobs", "at least 0, or None")
         object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))  # asked once per token: no lists
+        shaped = self.has_penalties or self.logit_bias or self.min_tokens or self.num_logprobs is not None
+        object.__setattr__(self, "is_plain", self.is_greedy and not shaped)
 
     @property
     def is_greedy(self) -> bool:

@@ -69,10 +69,14 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
     count = len(step.sequences)
     numbers = np.zeros((count, len(NUMBERS)))
     num_top = np.full(count, -1, np.int32)
+    max_top = -1
     lists = _IdLists()
     for readout, sequence in enumerate(step.sequences):
         params = sequence.request.sampling
         if step.kinds[readout] == ReadoutKind.SAMPLE:
+            if params.is_plain:  # most rows: argmax looks at nothing else
+                lists.skip()
+                continue
             row = step.rows[readout]
             position = int(inputs.positions[row]) + 1
             if not params.is_greedy:
@@ -81,13 +85,13 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
             numbers[readout, 5:] = penalties
             lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
-            if params.num_logprobs is not None:
-                num_top[readout] = params.num_logprobs
+            wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
-            num_top[readout] = params.num_logprobs or 0
-            for _ in range(4):
-                lists.add()
-    max_top = max(0, int(num_top.max())) if count else 0
+            wanted = params.num_logprobs or 0
+            lists.skip()
+        num_top[readout] = wanted
+        max_top = max(max_top, wanted)
+    width = max(max_top, 0)
     return Readouts(
         vocab_size=vocab_size,
         targets=step.targets,
@@ -99,8 +103,9 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
         tokens=np.empty(count, np.int32),
         logprobs=np.zeros(count),
         ranks=np.zeros(count, np.int32),
-        top_ids=np.zeros((count, max_top), np.int32),
-        top_logprobs=np.zeros((count, max_top)),
+        top_ids=np.zeros((count, width), np.int32),
+        top_logprobs=np.zeros((count, width)),
+        has_logprobs=max_top >= 0,
     )
 
 
@@ -111,6 +116,11 @@ class _IdLists:
         self.ids = array("i")
         self.values = array("d")
         self.starts = array("i", [0])
+
+    def skip(self) -> None:
+        """A readout's four lists, all empty."""
+        end = len(self.ids)
+        self.starts.extend((end, end, end, end))
 
     def add(self, ids: Collection[int] = (), values: Collection[float] | None = None) -> None:
         self.ids.extend(ids)
@@ -136,7 +146,7 @@ class _IdLists:
 
 
 def _logprobs(readouts: Readouts) -> list[TokenLogprob | None]:
-    if not readouts.top_ids.shape[1] and (readouts.num_top < 0).all():
+    if not readouts.has_logprobs:
         return [None] * len(readouts.tokens)
     result: list[TokenLogprob | None] = []
     for index, num_top in enumerate(readouts.num_top.tolist()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         config, description.program, weights, groups, num_blocks, context_length=context_length, progress=progress
     )
     if isinstance(backend, NativeModel):
-        Thread(target=backend.touch_cache, args=(TOUCHED_BYTES,), name="headrace-touch-cache", daemon=True).start()
+        backend.touch_cache_meanwhile(TOUCHED_BYTES)
     engine = compose(
         config,
         backend,

@@ -468,9 +468,7 @@ def test_the_document_of_headrace_bench():
 
 def test_a_section_is_added_then_replaced():
     page = replace_section("# Benchmarks\n\nBy hand.\n", "peers", "one")
-    assert page == (
-        "# Benchmarks\n\nBy hand.\n\n<!-- bench-peers peers: begin -->\none\n<!-- bench-peers peers: end -->\n"
-    )
+    assert page == ("# Benchmarks\n\nBy hand.\n\n<!-- peers: begin -->\none\n<!-- peers: end -->\n")
     page = replace_section(page + "\nMore by hand.\n", "peers-quick", "quick")
     again = replace_section(page, "peers", "two\n\n")
     assert again == page.replace("one", "two")
@@ -480,9 +478,9 @@ def test_a_section_is_added_then_replaced():
 @pytest.mark.parametrize(
     "page",
     [
-        "<!-- bench-peers peers: begin -->\n",
-        "<!-- bench-peers peers: end -->\n<!-- bench-peers peers: begin -->\n",
-        "<!-- bench-peers peers: begin -->\n<!-- bench-peers peers: end -->\n" * 2,
+        "<!-- peers: begin -->\n",
+        "<!-- peers: end -->\n<!-- peers: begin -->\n",
+        "<!-- peers: begin -->\n<!-- peers: end -->\n" * 2,
     ],
 )
 def test_broken_markers_are_refused(page):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from headrace.backends.inputs import BatchInputs, SpanInputs
+from headrace.backends.inputs import BatchInputs
 from headrace.backends.kv_store import KVStore
 from headrace.backends.reference import ReferenceModel
 from headrace.backends.reference.meanings import MEANINGS, Step
@@ -32,9 +32,25 @@ def numbers(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def batch(
+    token_ids: np.ndarray,
+    positions: np.ndarray,
+    parents: np.ndarray,
+    readout_rows: np.ndarray,
+    span: tuple[int, int] | None = None,
+    table: np.ndarray | None = None,
+) -> BatchInputs:
+    """At most one span (start, count), of one cache group."""
+    none = np.zeros(0, np.int32)
+    numbers = none if span is None else np.array([*span, 0], np.int32)
+    starts = none if table is None else np.zeros(1, np.int32)
+    tables = none if table is None else table
+    return BatchInputs(token_ids, positions, parents, numbers, tables, starts, readout_rows, is_chain=False)
+
+
 def step_of(num_tokens: int, weights: dict[str, np.ndarray] | None = None, positions: np.ndarray | None = None) -> Step:
     chain = np.arange(num_tokens, dtype=np.int32)
-    inputs = BatchInputs(chain, chain if positions is None else positions, chain - 1, (), chain)
+    inputs = batch(chain, chain if positions is None else positions, chain - 1, chain)
     return Step(inputs, weights or {}, None)  # type: ignore[arg-type]
 
 
@@ -173,13 +189,8 @@ def attend_span(
 ) -> np.ndarray:
     start, count = span
     rows = np.arange(count, dtype=np.int32)
-    inputs = BatchInputs(
-        token_ids=rows,
-        positions=rows + start if positions is None else positions,
-        parents=rows - 1 if parents is None else parents,
-        spans=(SpanInputs(start, count, 0, (table,)),),
-        readout_rows=rows,
-    )
+    positions = rows + start if positions is None else positions
+    inputs = batch(rows, positions, rows - 1 if parents is None else parents, rows, span, table)
     return run(op, Step(inputs, {}, store), *qkv)
 
 
@@ -355,7 +366,7 @@ def test_states_carry_over_chunks(chunks: tuple[int, ...]) -> None:
     for n, count in enumerate(chunks):
         rows, table = slice(start, start + count), np.array([block, n], np.int32)
         chain = np.arange(count, dtype=np.int32)
-        inputs = BatchInputs(chain, chain + start, chain - 1, (SpanInputs(start, count, 0, (table,)),), chain)
+        inputs = batch(chain, chain + start, chain - 1, chain, (start, count), table)
         step = Step(inputs, weights, store)
         convolved.append(run(convolve, step, x[rows]))
         scanned.append(run(scan, step, x[rows], dt[rows], b[rows], c[rows]))
@@ -370,8 +381,8 @@ def test_states_refuse_trees() -> None:
     program = recurrent_program(5, 3, 4)
     store = KVStore(program, cache_groups(program, 16, checkpoint_interval=16), [2])
     rows = np.arange(3, dtype=np.int32)
-    span = SpanInputs(0, 3, 0, (np.array([NO_BLOCK, 0], np.int32),))
-    step = Step(BatchInputs(rows, rows, np.array([-1, 0, 0], np.int32), (span,), rows), {"a": rows, "d": rows}, store)
+    inputs = batch(rows, rows, np.array([-1, 0, 0], np.int32), rows, (0, 3), np.array([NO_BLOCK, 0], np.int32))
+    step = Step(inputs, {"a": rows, "d": rows}, store)
     scan = SsmScan((0, 1, 2, 3), 4, 0, 1, "a", "d", 5, 3)
     with pytest.raises(ValueError, match="are a tree"):
         run(scan, step, *(numbers(1, 3, width) for width in scan.input_widths))
@@ -429,7 +440,7 @@ def test_logits_come_in_bounded_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     program = p.finish(p.linear(rows, "o", 50))
     weights = {"e": numbers(1, 50, 6), "o": numbers(2, 50, 6)}
     tokens, wanted_rows = np.arange(10, dtype=np.int32), np.array([9, 0, 0, 4, 7, 2, 1, 8], np.int32)
-    inputs = BatchInputs(tokens, tokens, tokens - 1, (), wanted_rows)
+    inputs = batch(tokens, tokens, tokens - 1, wanted_rows)
     tiles = list(ReferenceModel(program, weights).run(inputs, None))  # type: ignore[arg-type]
     assert [(t.start, t.stop) for t, _ in tiles] == [(0, 3), (3, 6), (6, 8)]
     close(np.concatenate([logits for _, logits in tiles]), weights["e"][wanted_rows] @ weights["o"].T)

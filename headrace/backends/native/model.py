@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,6 +74,8 @@ class Readouts:
     ranks: NDArray[np.int32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float64]
+    has_logprobs: bool
+    """Some readout wants one."""
 
 
 class NativeModel:
@@ -144,8 +145,12 @@ class NativeModel:
         return self._native.packed_bytes
 
     def touch_cache(self, most_bytes: int) -> None:
-        """Have the system give up to so many bytes of the cache, while no step runs. For a thread of its own."""
+        """Have the system give up to so many bytes of the cache now, ahead of use: a page's first touch can be slow."""
         self._native.touch_cache(most_bytes)
+
+    def touch_cache_meanwhile(self, most_bytes: int) -> None:
+        """The same on a thread of its own, in moments without a step."""
+        self._native.touch_cache_meanwhile(most_bytes)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -181,23 +186,11 @@ class NativeModel:
             self._last,
         )
 
-    def _arrays(self, inputs: BatchInputs) -> tuple[Any, ...]:
+    @staticmethod
+    def _arrays(inputs: BatchInputs) -> tuple[Any, ...]:
         """(token ids, positions, tree, spans, tables, where each table begins)."""
-        spans, tables, starts = array("i"), array("i"), array("i")
-        for span in inputs.spans:
-            spans.extend((span.start, span.count, span.first_row))
-        for group in range(len(self._program.cache)):
-            for span in inputs.spans:
-                starts.append(len(tables))
-                tables.frombytes(span.tables[group].tobytes())
-        return (
-            inputs.token_ids,
-            inputs.positions,
-            _tree(inputs),
-            np.frombuffer(spans, np.int32),
-            np.frombuffer(tables, np.int32),
-            np.frombuffer(starts, np.int32),
-        )
+        tree = None if inputs.is_chain else _tree(inputs)
+        return inputs.token_ids, inputs.positions, tree, inputs.span_numbers, inputs.tables, inputs.table_starts
 
     def _logits(self, rows: NDArray[np.int32]) -> Iterator[tuple[slice, Floats]]:
         for begin in range(0, len(rows), self._rows_per_tile):
@@ -309,11 +302,8 @@ def _buffer(ref: Ref, arena: Arena) -> _native.Buffer:
     return _native.Buffer(arena.offsets[ref], ref.width, ref.is_quantized)
 
 
-def _tree(inputs: BatchInputs) -> NDArray[np.int32] | None:
-    """Per row its parent's row within the span (-1: the cache before it), or None if every span is a chain."""
-    first_rows = np.repeat([span.first_row for span in inputs.spans], [span.count for span in inputs.spans])
-    rows = np.arange(inputs.num_tokens)
-    chain = np.where(rows == first_rows, StepPlan.IN_CACHE, rows - 1)
-    if np.array_equal(inputs.parents, chain):
-        return None
-    return np.where(inputs.parents < 0, StepPlan.IN_CACHE, inputs.parents - first_rows).astype(np.int32)
+def _tree(inputs: BatchInputs) -> NDArray[np.int32]:
+    """Per row its parent's row within the span (-1: the cache before it)."""
+    _, counts, first_rows = inputs.span_numbers.reshape(-1, 3).T
+    parents = inputs.parents - np.repeat(first_rows, counts)
+    return np.where(inputs.parents < 0, StepPlan.IN_CACHE, parents).astype(np.int32)
