@@ -75,8 +75,6 @@ HR_INLINE void float_tile_of(int rows, int strips, const uint8_t* at, size_t ste
         float_tile<P, R, 1>(at + done * step, step, fetch_end, num, x, x_stride, acc + done * STRIP, acc_stride);
 }
 
-constexpr int32_t FLOAT_ROWS_AT_ONCE = 64;
-
 template <Packing P>
 static void linear_numbers(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last, const float* x,
                            size_t x_stride, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {

@@ -74,7 +74,8 @@ class BatchInputs:
         numbers = self.span_numbers.reshape(-1, 3).tolist()
         tables = np.split(self.tables, self.table_starts[1:]) if len(self.table_starts) else []
         return tuple(
-            SpanInputs(*of_span, tables=tuple(tables[index :: len(numbers)])) for index, of_span in enumerate(numbers)
+            SpanInputs(start, count, first_row, tuple(tables[index :: len(numbers)]))
+            for index, (start, count, first_row) in enumerate(numbers)
         )
 
     @property
