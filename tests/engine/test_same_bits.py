@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from headrace.backends.native.model import NativeModel
+from headrace.backends.native import _native
+from headrace.backends.native.model import FLOAT_PACKINGS, PACKINGS, NativeModel
+from headrace.core.plan import ReadoutKind, StepPlan
+from headrace.core.protocols import Pending
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
+from headrace.executor.native import NativeExecutor
 from headrace.models.loaders.checkpoint import open_checkpoint
+from headrace.models.loaders.stored import StoredTensor
 from headrace.models.registry import describe, open_weights
 from headrace.program.cache import cache_groups
+from headrace.program.ops import Linear
 from headrace.server.build import ServeConfig, compose
+from tests.model.write_quantized import write_quantized_gguf
 
 from .loaded import Reply, add
 
@@ -26,6 +36,14 @@ NUM_BLOCKS = 400
 MAX_STEP_TOKENS = 256
 CHUNK = 256
 """Positions that the attention kernel sums on their own (native/kernels.h)."""
+TILES = {"avx512": (8, 8), "avx2": (4, 6), "scalar": (1, 2)}
+"""Rows that share a load of weights, at most: of quantized ones (MAX_TILE in native/linear_lanes.h), of others
+(FLOAT_TILE in native/linear_float.h). Beyond two tiles, if not before, quantized weights are unpacked once for all."""
+ROWS_AT_ONCE = 128
+"""Rows whose sums are kept while a strip passes (native/linear_quantized.h)."""
+ISAS = tuple(_native.isas())
+"""Of this processor, the best first; scalar last."""
+FAST_ISAS = ISAS[:-1] or ISAS
 
 
 class Native:
@@ -36,6 +54,8 @@ class Native:
         self.description = describe(checkpoint)
         self.program = self.description.program
         self.weights = open_weights(checkpoint, self.program)
+        products = [self.weights[op.weight] for op in self.program.ops if isinstance(op, Linear)]
+        self.formats = {tensor.format.name for tensor in products if isinstance(tensor, StoredTensor)}
         self.context_length = context_length
         self.groups = cache_groups(self.program, BLOCK_SIZE, element_bytes=2, checkpoint_interval=4 * BLOCK_SIZE)
         self._models: dict[tuple, NativeModel] = {}
@@ -56,22 +76,26 @@ class Native:
             )
         return self._models[key]
 
-    def engine(self, threads: int = 1, num_blocks: int = NUM_BLOCKS, isa: str = "", **options) -> Engine:
-        """Engines share a model's cache, one after the other; a small pool is the first blocks of it."""
+    def engine(self, threads: int = 1, num_blocks: Sequence[int] = (), isa: str = "", **options) -> Engine:
+        """Engines share a model's cache, one after the other; small pools are the first blocks of it."""
+        num_blocks = num_blocks or (NUM_BLOCKS,) * len(self.groups)
+        room = [n * BLOCK_SIZE for n, group in zip(num_blocks, self.groups, strict=True) if not group.window]
         config = ServeConfig(block_size=BLOCK_SIZE, **{"max_running": 8, "max_queue": 1000, **options})
         return compose(
             config,
             self.model(threads, isa),
             self.groups,
-            (num_blocks,) * len(self.groups),
-            context_length=min(self.context_length, num_blocks * BLOCK_SIZE),
+            tuple(num_blocks),
+            context_length=min([self.context_length, *room]),
             vocab_size=self.program.vocab_size,
             numerics="test",
         )
 
     def alone(self, request: Request) -> bytes:
         if request not in self._alone:
-            self._alone[request] = bits(generate(self.engine(), [request], [])[request.id, 0])
+            reply = generate(self.engine(), [request], [])[request.id, 0]
+            assert all(math.isfinite(entry.logprob) for entry in (*reply.logprobs, *reply.prompt_logprobs))
+            self._alone[request] = bits(reply)
         return self._alone[request]
 
 
@@ -100,11 +124,48 @@ def bits(reply: Reply) -> bytes:
     return struct.pack(f"{len(ids)}i{len(numbers)}d", *ids, *numbers)
 
 
-seen: Counter[str] = Counter()
+def tile(format: str, isa: str) -> int:
+    return TILES[isa][format in FLOAT_PACKINGS]
 
 
-def run_schedule(native: Native, seed: int, longest: int) -> None:
-    """Requests, arrivals and machine all drawn from the seed."""
+def tiles_of(format: str, isa: str, rows: int) -> str:
+    most = tile(format, isa)
+    return f"{format} on {isa}: {rows % most} rows beyond {'many' if rows > 2 * most else 'few'} tiles of {most}"
+
+
+class Watched:
+    """An executor that counts what the plans it launches are made of."""
+
+    def __init__(self, executor: NativeExecutor, formats: set[str]) -> None:
+        """`formats`: of the matrices that every step multiplies by."""
+        self.seen: Counter[str] = Counter()
+        self._executor = executor
+        self._formats = formats
+        self._begun: set[int] = set()
+
+    def launch(self, plan: StepPlan) -> Pending:
+        self._count(plan)
+        return self._executor.launch(plan)
+
+    def _count(self, plan: StepPlan) -> None:
+        rows, isa = plan.num_tokens, self._executor.backend.isa
+        self.seen.update(tiles_of(name, isa, rows) for name in self._formats)
+        if rows == 1:
+            self.seen["steps of one row"] += 1
+        if rows > ROWS_AT_ONCE:
+            self.seen["steps of more rows than are kept at once"] += 1
+        for span in plan.spans:
+            self.seen["spans across three chunk borders"] += span.start + span.count > 3 * CHUNK
+            if span.sequence.id not in self._begun:
+                self._begun.add(span.sequence.id)
+                self.seen["prefix hits in mid-prompt"] += span.start > 0
+        for kind, sequence in zip(plan.readout_kinds, plan.readout_sequences, strict=True):
+            if kind == ReadoutKind.SAMPLE:
+                self.seen["greedy tokens" if sequence.request.sampling.is_greedy else "seeded tokens"] += 1
+
+
+def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
+    """Requests, arrivals and machine all drawn from the seed. Returns what the steps were made of."""
     rng = random.Random(seed)
     vocab = native.program.vocab_size
     common = [rng.randrange(vocab) for _ in range(longest)]
@@ -114,7 +175,7 @@ def run_schedule(native: Native, seed: int, longest: int) -> None:
         shared = rng.randint(0, length)
         prompt = [*common[:shared], *(rng.randrange(vocab) for _ in range(length - shared))]
         params = SamplingParams(
-            max_tokens=rng.randint(1, 24),
+            max_tokens=rng.choice([rng.randint(1, 16), rng.randint(16, 48)]),
             temperature=rng.choice([0.0, 1.0]),
             top_p=rng.choice([1.0, 0.9]),
             repetition_penalty=rng.choice([1.0, 1.1]),
@@ -122,31 +183,26 @@ def run_schedule(native: Native, seed: int, longest: int) -> None:
             num_logprobs=3,
         )
         requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=rng.random() < 0.15))
-    arrivals = [rng.randint(0, 12) for _ in requests]
+    last_arrival = rng.choice([0, 4, 12])
+    arrivals = [rng.randint(0, last_arrival) for _ in requests]
     needed = max(len(r.prompt) + (r.sampling.max_tokens or 0) for r in requests)
     threads, depth = rng.randint(1, 4), rng.randint(1, 2)
-    budget = rng.choice([8, 9, 11, 16, 23, 64, 100, 256])
-    least = -(-needed // BLOCK_SIZE)
+    budget = rng.choice([rng.randint(8, 32), rng.randint(33, MAX_STEP_TOKENS)])
+    spare = rng.choice([0, 1, 2, 3, 100])
+    num_blocks = []
     for group in native.groups:
-        if group.window:
-            least = max(least, -(-(group.window + depth * budget) // BLOCK_SIZE) + 2)
-    num_blocks = min(NUM_BLOCKS, max(least, depth + 1) + rng.choice([0, 1, 3, 100]))
-    engine = native.engine(threads, num_blocks, max_step_tokens=budget, depth=depth, max_running=rng.choice([2, 3, 8]))
+        tokens = group.window + depth * budget if group.window else needed
+        least = max(-(-tokens // BLOCK_SIZE) + 2 * bool(group.window), depth + 1)
+        num_blocks.append(min(NUM_BLOCKS, least + spare))
+    max_running, isa = rng.choice([2, 3, 8]), rng.choice(isas)
+    engine = native.engine(threads, num_blocks, isa, max_step_tokens=budget, depth=depth, max_running=max_running)
+    engine.executor = watched = Watched(engine.executor, native.formats)
     replies = generate(engine, requests, arrivals)
     for request in requests:
-        assert bits(replies[request.id, 0]) == native.alone(request), f"seed {seed}: {request.id} differs"
-    stats = engine.stats()
-    seen.update(
-        {
-            "schedules": 1,
-            "preemptions": stats.preemptions,
-            "cached tokens": stats.cached_tokens,
-            "three chunks": sum(len(r.prompt) > 2 * CHUNK for r in requests),
-            f"threads {threads}": 1,
-            f"depth {depth}": 1,
-            f"budget {budget}": 1,
-        }
-    )
+        same = bits(replies[request.id, 0]) == native.alone(request)
+        assert same, f"seed {seed}: {request.id} differs ({threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=})"
+    names = ("schedules", f"{threads} threads", f"depth {depth}", isa)
+    return watched.seen + Counter(names) + Counter(preemptions=engine.stats().preemptions)
 
 
 NAMES = (
@@ -162,31 +218,130 @@ NAMES = (
 )
 
 
+K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
+PLAIN_FORMATS = ("Q4_0", "F16", "Q4_1", "Q5_0", "BF16", "Q5_1", "Q8_0", "F32")
+ODD_VOCAB = 250  # the last strip of the head is not full
+QUANTIZED = {
+    # Inner widths of 40 and 25 groups: two panels each, the latter of unequal size.
+    "llama-k.gguf": (
+        K_FORMATS,
+        "llama",
+        {"hidden_size": 256, "intermediate_size": 1280, "head_dim": 64, "num_hidden_layers": 2},
+    ),
+    "llama-32.gguf": (
+        PLAIN_FORMATS,
+        "llama",
+        {
+            "hidden_size": 96,
+            "intermediate_size": 800,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+        },
+    ),
+    "gemma3-all.gguf": (
+        (*K_FORMATS, *PLAIN_FORMATS),
+        "gemma3",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "head_dim": 64,
+            "query_pre_attn_scalar": 64,
+            "sliding_window": 300,
+        },
+    ),
+    "mixtral-all.gguf": (
+        (*PLAIN_FORMATS, *K_FORMATS),
+        "mixtral",
+        {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2},
+    ),
+}
+"""Formats in turn, a tiny checkpoint's config, and what is different."""
+
+
+@pytest.fixture(scope="session")
+def folder(data_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every name has its checkpoint."""
+    path = tmp_path_factory.mktemp("same-bits")
+    for name in NAMES:
+        (path / name).symlink_to(data_path / "tiny" / name)
+    for name, (formats, base, changes) in QUANTIZED.items():
+        config = json.loads((data_path / "tiny" / base / "config.json").read_text())
+        write_quantized_gguf(path / name, {**config, "vocab_size": ODD_VOCAB, **changes}, formats)
+    return path
+
+
 @cache
 def tiny(path: Path) -> Native:
     return Native(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_random_schedules_on_tiny_checkpoints(name: str, data_path: Path) -> None:
-    native = tiny(data_path / "tiny" / name)
+@cache
+def thirty_schedules(path: Path) -> Counter[str]:
+    """What was seen in them, all bits being the same."""
+    native = tiny(path)
+    seen: Counter[str] = Counter()
     for seed in range(30):
-        run_schedule(native, seed, longest=700 if seed % 6 == 0 else 60)
+        is_long = seed % 6 == 0
+        # The scalar twin is slow: a third of the short ones.
+        seen += run_schedule(
+            native, f"{path.name} {seed}", 900 if is_long else 60, ISAS if seed % 3 == 1 else FAST_ISAS
+        )
+    return seen
+
+
+@pytest.mark.parametrize("name", [*NAMES, *QUANTIZED])
+def test_random_schedules_on_tiny_checkpoints(name: str, folder: Path) -> None:
+    thirty_schedules(folder / name)
+
+
+def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
+    seen = sum((thirty_schedules(folder / name) for name in (*NAMES, *QUANTIZED)), Counter[str]())
+    print("\n".join(f"{count:8} {what}" for what, count in sorted(seen.items())))
+    assert seen["schedules"] >= 300
+    expected = [
+        "steps of one row",
+        "steps of more rows than are kept at once",
+        "spans across three chunk borders",
+        "prefix hits in mid-prompt",
+        "preemptions",
+        "greedy tokens",
+        "seeded tokens",
+        *(f"{threads} threads" for threads in (1, 2, 3, 4)),
+        *(f"depth {depth}" for depth in (1, 2)),
+        *ISAS,
+    ]
+    assert [what for what in expected if seen[what] < 20] == []
+    tiles = [
+        tiles_of(name, isa, rows) for name in PACKINGS for isa in ISAS for rows in range(1, 3 * tile(name, isa) + 1)
+    ]
+    assert [what for what in tiles if not seen[what]] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma_path"])
 def test_random_schedules_on_real_models(model: str, request: pytest.FixtureRequest) -> None:
     native = Native(request.getfixturevalue(model))
+    seen: Counter[str] = Counter()
     for seed in range(40):
-        run_schedule(native, seed, longest=700 if seed % 4 == 0 else 120)
+        seen += run_schedule(native, f"{model} {seed}", 900 if seed % 4 == 0 else 120, ISAS[:1])
+    print("\n".join(f"{count:8} {what}" for what, count in sorted(seen.items())))
+    expected = ("spans across three chunk borders", "prefix hits in mid-prompt", "preemptions", "depth 2", "4 threads")
+    assert [what for what in expected if not seen[what]] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_instruction_set_gives_the_same_bits(name: str, data_path: Path) -> None:
-    from headrace.backends.native import _native
-
-    native = tiny(data_path / "tiny" / name)
-    request = Request("r", tuple(range(40)), SamplingParams(max_tokens=12, seed=1, num_logprobs=3))
-    found = {isa: bits(generate(native.engine(isa=isa), [request], [])["r", 0]) for isa in _native.isas()}
+@pytest.mark.parametrize("name", [*NAMES, *QUANTIZED])
+def test_every_instruction_set_gives_the_same_bits(name: str, folder: Path) -> None:
+    """Prompts whose steps take both ways of unpacking and several tiles, and a head of many rows."""
+    native = tiny(folder / name)
+    vocab = native.program.vocab_size
+    params = SamplingParams(max_tokens=12, seed=1, num_logprobs=3)
+    requests = [
+        Request(f"r{length}", tuple(7 * i % vocab for i in range(length)), params, score_prompt=length == 40)
+        for length in (1, 40, 300)
+    ]
+    found = {}
+    for isa in ISAS:
+        replies = generate(native.engine(isa=isa), requests, [])
+        found[isa] = b"".join(bits(replies[request.id, 0]) for request in requests)
     assert len(set(found.values())) == 1, f"not all agree: {list(found)}"
