@@ -1,7 +1,7 @@
 """What serving costs beside the model: the engine's own time per step, start, memory, idling, size on disk.
 
-`make bench-budgets` prints it and writes the section `budgets` of docs/benchmarks.md. Each figure is a median, and has the
-budget beside it that it is held to.
+`make bench-budgets` prints it and writes the section `budgets` of docs/benchmarks.md. Each figure is a median, and has
+the budget beside it that it is held to.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class SpanInputs:
 class BatchInputs:
     """Per row (token of the step): `token_ids`, `positions`, `parents`. Per readout: `readout_rows`.
 
-    Spans lie flat, for whoever takes them as arrays: `span_numbers` has (start, count, first row) of each, and the block
-    tables of group 0's spans, then group 1's, begin at `table_starts` of `tables`.
+    Spans lie flat, for whoever takes them as arrays: `span_numbers` has (start, count, first row) of each, and the
+    block tables of group 0's spans, then group 1's, begin at `table_starts` of `tables`.
     """
 
     token_ids: Ints
