@@ -243,11 +243,24 @@ NB_MODULE(_native, m) {
             model.add_op(made(std::move(op)));
         }, "in_"_a, "out"_a, "bias"_a, "num_experts"_a, "top_k"_a, "is_sigmoid"_a, "num_groups"_a, "top_groups"_a,
            "renormalize"_a, "scaling"_a)
-        .def("experts", [](Model& model, Buffer in, Buffer routing, Buffer out, std::vector<int> gate, std::vector<int> up,
-                           std::vector<int> down, int32_t top_k, int32_t kind) {
-            Experts op;
-            op.in = in, op.routing = routing, op.out = out, op.top_k = top_k, op.kind = kind;
-            op.gate = std::move(gate), op.up = std::move(up), op.down = std::move(down);
+        .def("experts_gated", [](Model& model, Buffer gate_in, Buffer up_in, Buffer routing, Buffer out, std::vector<int> gate,
+                                 std::vector<int> up, int32_t top_k, int32_t kind) {
+            ExpertsGated op;
+            op.gate_in = gate_in, op.up_in = up_in, op.routing = routing, op.out = out, op.kind = kind, op.top_k = top_k;
+            op.num_experts = (int32_t)gate.size(), op.outputs = out.width / top_k;
+            op.gate = std::move(gate), op.up = std::move(up);
             model.add_op(made(std::move(op)));
-        }, "in_"_a, "routing"_a, "out"_a, "gate"_a, "up"_a, "down"_a, "top_k"_a, "kind"_a);
+        }, "gate_in"_a, "up_in"_a, "routing"_a, "out"_a, "gate"_a, "up"_a, "top_k"_a, "kind"_a)
+        .def("experts_down", [](Model& model, Buffer in, Buffer routing, Buffer out, std::vector<int> down, int32_t top_k) {
+            ExpertsDown op;
+            op.in = in, op.routing = routing, op.out = out, op.top_k = top_k;
+            op.num_experts = (int32_t)down.size(), op.outputs = out.width / top_k;
+            op.down = std::move(down);
+            model.add_op(made(std::move(op)));
+        }, "in_"_a, "routing"_a, "out"_a, "down"_a, "top_k"_a)
+        .def("experts_sum", [](Model& model, Buffer in, Buffer routing, Buffer out, int32_t top_k) {
+            ExpertsSum op;
+            op.in = in, op.routing = routing, op.out = out, op.top_k = top_k;
+            model.add_op(made(std::move(op)));
+        }, "in_"_a, "routing"_a, "out"_a, "top_k"_a);
 }

@@ -198,38 +198,132 @@ void Route::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch)
                           scratch.get(model.kernels().route_scratch(with_bias)));
 }
 
-void Experts::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
-    const int64_t row = turn.index;
+int32_t ExpertOp::find_pairs(const Model& model, int32_t rows, int32_t expert, int32_t* pairs) const {
+    const float* chosen = model.floats(routing, rows);
+    int32_t count = 0;
+    for (int32_t row = 0; row < rows; ++row, chosen += routing.width)
+        for (int32_t place = 0; place < top_k; ++place)
+            if ((int32_t)chosen[place] == expert) pairs[count++] = row * top_k + place;
+    return count;
+}
+
+namespace {
+
+// Pairs' inputs, one after the other, in the form their product wants. `buffer` holds a pair's input in row pair / per_row.
+class Gathered {
+public:
+    static size_t floats(const Buffer& buffer, size_t count) { return count * buffer.width; }
+
+    Gathered(const Model& model, const Buffer& buffer, int32_t rows, int32_t width, int32_t per_row, const int32_t* pairs,
+             int32_t count, float* room)
+        : is_quantized_(buffer.is_quantized), count_(count), width_(width), x_(room) {
+        if (!is_quantized_) {
+            const float* from = model.floats(buffer, rows);
+            for (int32_t i = 0; i < count; ++i)
+                std::copy_n(from + (size_t)(pairs[i] / per_row) * width, width, room + (size_t)i * width);
+            return;
+        }
+        const QuantizedRows from = model.quantized(buffer, rows);
+        const size_t groups = width / GROUP;
+        quantized_.width = width;
+        quantized_.scale = room;
+        quantized_.scaled_sum = quantized_.scale + count * groups;
+        quantized_.sums = reinterpret_cast<int32_t*>(quantized_.scaled_sum + count * groups);
+        quantized_.q = reinterpret_cast<int8_t*>(quantized_.sums + 2 * count * groups);
+        for (int32_t i = 0; i < count; ++i) {
+            const size_t row = pairs[i] / per_row, at = row * groups, to = i * groups;
+            std::copy_n(from.q + at * GROUP, width, quantized_.q + to * GROUP);
+            std::copy_n(from.scale + at, groups, quantized_.scale + to);
+            std::copy_n(from.scaled_sum + at, groups, quantized_.scaled_sum + to);
+            std::copy_n(from.sums + 2 * at, 2 * groups, quantized_.sums + 2 * to);
+        }
+    }
+
+    // Outputs of strips [first, last): out[i * stride ...] from column first * 16 on.
+    void multiply(const Model& model, int matrix_id, int32_t first, int32_t last, float* out, size_t stride) const {
+        const PackedMatrix& matrix = model.matrix(matrix_id);
+        const ptrdiff_t shift = (ptrdiff_t)first * STRIP;
+        if (is_quantized_)
+            model.kernels().linear_quantized(matrix, first, last, last, quantized_, count_, out - shift, stride, {nullptr, false});
+        else
+            model.kernels().linear_float(matrix, first, last, last, x_, width_, count_, out - shift, stride, {nullptr, false});
+    }
+
+private:
+    bool is_quantized_;
+    int32_t count_, width_;
+    const float* x_;
+    QuantizedRows quantized_{};
+};
+
+int64_t bytes_of_all(const Model& model, const std::vector<int>& matrices) {
+    int64_t total = 0;
+    for (int id : matrices) total += bytes_of(model, id);
+    return total;
+}
+
+}  // namespace
+
+int64_t ExpertsGated::weight_bytes(const Model& model) const { return bytes_of_all(model, gate) + bytes_of_all(model, up); }
+int64_t ExpertsDown::weight_bytes(const Model& model) const { return bytes_of_all(model, down); }
+
+void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
+    const int32_t expert = (int32_t)(turn.index / tiles_per_expert()), num_strips = model.matrix(gate[expert]).num_strips();
+    const size_t most = (size_t)rows * top_k;
+    float* const gates = scratch.get(most * (2 * GROUP + 1 + gate_in.width + up_in.width));
+    float* const ups = gates + most * GROUP;
+    int32_t* const pairs = reinterpret_cast<int32_t*>(ups + most * GROUP);
+    const int32_t count = find_pairs(model, rows, expert, pairs);
+    if (count == 0) return;
+    float* const room = ups + most * (GROUP + 1);
+    const Gathered gate_x(model, gate_in, rows, gate_in.width, top_k, pairs, count, room);
+    const Gathered up_x(model, up_in, rows, up_in.width, top_k, pairs, count, room + Gathered::floats(gate_in, count));
     const Kernels& k = model.kernels();
-    const float* x = model.floats(in, rows) + (size_t)row * in.width;
-    const float* chosen = model.floats(routing, rows) + (size_t)row * routing.width;
-    float* to = model.floats(out, rows) + (size_t)row * out.width;
-    const int32_t hidden = in.width, inner = model.matrix(gate[0]).rows, widest = std::max(hidden, inner);
-    // gates, ups, one expert's output, and room for a quantized row (less than its floats).
-    float* gates = scratch.get((size_t)2 * inner + out.width + widest);
-    float *ups = gates + inner, *expert_out = ups + inner, *room = expert_out + out.width;
-    const auto product = [&](int id, const float* from, float* result) {
-        const PackedMatrix& matrix = model.matrix(id);
-        if (!matrix.is_quantized())
-            return k.linear_float(matrix, 0, matrix.num_strips(), matrix.num_strips(), from, matrix.width, 1, result, matrix.rows, {nullptr, false});
-        QuantizedRows q;
-        q.width = matrix.width;
-        q.q = reinterpret_cast<int8_t*>(room);
-        q.scale = room + matrix.width / 4;
-        q.scaled_sum = q.scale + matrix.width / GROUP;
-        q.sums = reinterpret_cast<int32_t*>(q.scaled_sum + matrix.width / GROUP);
-        k.quantize(from, 0, q);
-        k.linear_quantized(matrix, 0, matrix.num_strips(), matrix.num_strips(), q, 1, result, matrix.rows, {nullptr, false});
-    };
+    const int32_t begin = (int32_t)(turn.index % tiles_per_expert()) * COLUMNS, end = std::min(begin + COLUMNS, outputs);
+    for (int32_t column = begin; column < end; column += GROUP) {
+        const int32_t width = std::min(GROUP, outputs - column), strip = column / STRIP;
+        const int32_t last = std::min(strip + GROUP / STRIP, num_strips);
+        gate_x.multiply(model, gate[expert], strip, last, gates, GROUP);
+        up_x.multiply(model, up[expert], strip, last, ups, GROUP);
+        k.gate(kind, gates, ups, count * GROUP, gates);
+        for (int32_t i = 0; i < count; ++i) {
+            const float* from = gates + (size_t)i * GROUP;
+            if (out.is_quantized) {  // a pair's numbers are a row of `outputs`
+                QuantizedRows to = model.quantized(out, rows);
+                const size_t cell = (size_t)pairs[i] * outputs;
+                to = {outputs, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP};
+                k.quantize_column(from, 1, column / GROUP, to);
+            } else {
+                std::copy_n(from, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);
+            }
+        }
+    }
+}
+
+void ExpertsDown::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
+    const int32_t expert = (int32_t)(turn.index / tiles_per_expert()), inner = in.width / top_k;
+    const PackedMatrix& matrix = model.matrix(down[expert]);
+    const size_t most = (size_t)rows * top_k;
+    float* const results = scratch.get(most * (COLUMNS + 1 + inner));
+    int32_t* const pairs = reinterpret_cast<int32_t*>(results + most * COLUMNS);
+    const int32_t count = find_pairs(model, rows, expert, pairs);
+    if (count == 0) return;
+    const Gathered x(model, in, rows, inner, 1, pairs, count, results + most * (COLUMNS + 1));
+    const int32_t column = (int32_t)(turn.index % tiles_per_expert()) * COLUMNS, width = std::min(COLUMNS, outputs - column);
+    x.multiply(model, down[expert], column / STRIP, std::min((column + COLUMNS) / STRIP, matrix.num_strips()), results, COLUMNS);
+    for (int32_t i = 0; i < count; ++i)
+        std::copy_n(results + (size_t)i * COLUMNS, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);
+}
+
+void ExpertsSum::one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const {
+    const Kernels& k = model.kernels();
+    const float* weights = model.floats(routing, rows) + (size_t)row * routing.width + top_k;
+    const float* from = model.floats(in, rows) + (size_t)row * in.width;
+    float *to = model.floats(out, rows) + (size_t)row * out.width, *weighted = scratch.get(out.width);
     std::fill(to, to + out.width, 0.0f);
-    for (int32_t i = 0; i < top_k; ++i) {
-        const int32_t expert = (int32_t)chosen[i];
-        product(gate[expert], x, gates);
-        product(up[expert], x, ups);
-        k.gate(kind, gates, ups, inner, gates);
-        product(down[expert], gates, expert_out);
-        k.scale(expert_out, chosen[top_k + i], out.width, expert_out);
-        k.add(to, expert_out, out.width, to);
+    for (int32_t place = 0; place < top_k; ++place, from += out.width) {
+        k.scale(from, weights[place], out.width, weighted);
+        k.add(to, weighted, out.width, to);
     }
 }
 

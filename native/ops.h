@@ -263,14 +263,43 @@ struct Route : RowOp {
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
 };
 
-// A token through its experts, one after the other in the order of its routing.
-struct Experts : Op {
-    Buffer in, routing, out;
-    std::vector<int> gate, up, down;
-    int32_t top_k, kind;
-    std::string name() const override { return "experts"; }
-    int64_t num_tiles(const Model&, int32_t rows) const override { return rows; }
+// A mixture's products are grouped: the rows that go to an expert are gathered and multiplied together. A pair is a row
+// and a place in its routing; pair p = row * top_k + place. A tile is an expert and a stretch of its outputs.
+struct ExpertOp : Op {
+    static constexpr int32_t COLUMNS = 4 * GROUP;
+    Buffer routing;
+    int32_t num_experts, top_k, outputs;
+    int32_t tiles_per_expert() const { return (outputs + COLUMNS - 1) / COLUMNS; }
+    int64_t num_tiles(const Model&, int32_t) const override { return (int64_t)num_experts * tiles_per_expert(); }
+    // Those of an expert, in order; how many.
+    int32_t find_pairs(const Model& model, int32_t rows, int32_t expert, int32_t* pairs) const;
+};
+
+// activation(gate x) * (up x) of each pair's expert: [rows][top_k * inner].
+struct ExpertsGated : ExpertOp {
+    Buffer gate_in, up_in, out;  // x for either: quantized where its weights are
+    std::vector<int> gate, up;
+    int32_t kind;
+    std::string name() const override { return "experts, gated"; }
+    int64_t weight_bytes(const Model& model) const override;
     void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
+};
+
+// down of each pair's expert: [rows][top_k * hidden].
+struct ExpertsDown : ExpertOp {
+    Buffer in, out;
+    std::vector<int> down;
+    std::string name() const override { return "experts, down"; }
+    int64_t weight_bytes(const Model& model) const override;
+    void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
+};
+
+// A row's outputs, weighted and added in the order of its routing.
+struct ExpertsSum : RowOp {
+    Buffer in, routing, out;
+    int32_t top_k;
+    const char* one_name() const override { return "experts, sum"; }
+    void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
 };
 
 }  // namespace headrace

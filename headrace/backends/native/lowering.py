@@ -20,7 +20,18 @@ from headrace.program.program import Program
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3, "softplus": 4}
 """Numbers of `Activation` in native/rowwise.h."""
 ROW_BY_ROW = frozenset(
-    {"embed", "select_rows", "norm", "quantize", "element", "copy_heads", "rope", "route", "store_kv"}
+    {
+        "embed",
+        "select_rows",
+        "norm",
+        "quantize",
+        "element",
+        "copy_heads",
+        "rope",
+        "route",
+        "store_kv",
+        "experts_sum",
+    }
 )
 """The calls whose native ops are `RowOp`s."""
 
@@ -310,13 +321,24 @@ class _Lowering:
         self._simple(op, "route", arguments)
 
     def _experts(self, op: mixture_ops.Experts) -> None:
-        x, routing, out = self.ref(op.inputs[0]), self.ref(op.inputs[1]), self.ref(op.output)
-        stacks = {
-            name: [Weight(weight, index) for index in range(op.num_experts)]
-            for name, weight in (("gate", op.gate), ("up", op.up), ("down", op.down))
-        }
-        arguments = {"in_": x, "routing": routing, "out": out, "top_k": op.top_k, "kind": ACTIVATIONS[op.kind]}
-        self.emit("experts", {**arguments, **stacks}, [x, routing], [out])
+        buffer, routing, out = op.inputs[0], self.ref(op.inputs[1]), self.ref(op.output)
+
+        def source(weight: str) -> Ref:
+            return self.quantized_ref(buffer) if self.is_quantized(weight) else self.ref(buffer)
+
+        def stack(weight: str) -> list[Weight]:
+            return [Weight(weight, index) for index in range(op.num_experts)]
+
+        gate_in, up_in = source(op.gate), source(op.up)
+        inner = Ref(op.top_k * op.intermediate, is_quantized=self.is_quantized(op.down))
+        arguments = {"gate_in": gate_in, "up_in": up_in, "routing": routing, "out": inner, "top_k": op.top_k}
+        arguments |= {"gate": stack(op.gate), "up": stack(op.up), "kind": ACTIVATIONS[op.kind]}
+        self.emit("experts_gated", arguments, [gate_in, up_in, routing], [inner])
+        outputs = Ref(op.top_k * op.hidden)
+        arguments = {"in_": inner, "routing": routing, "out": outputs, "down": stack(op.down), "top_k": op.top_k}
+        self.emit("experts_down", arguments, [inner, routing], [outputs])
+        arguments = {"in_": outputs, "routing": routing, "out": out, "top_k": op.top_k}
+        self.emit("experts_sum", arguments, [outputs, routing], [out])
 
     def _recurrent(self, op: recurrent_ops.Conv | recurrent_ops.SsmScan) -> None:
         where: Mapping[str, Any] = {"group": op.group, "state": (op.group, op.entry)}
