@@ -20,7 +20,7 @@ test-long: test-native $(VENV)/.installed-dev
 test-native:
 	$(MAKE) -C native/tests check SANITIZE=1 OUT=$(CURDIR)/build/native-tests-sanitized
 
-# GOPS and GB/s of every kernel beside the peaks of the same run.
+# GOPS and GB/s of every kernel beside the peaks of the same run: some minutes.
 bench-ops:
 	$(MAKE) -C native/tests time OUT=$(CURDIR)/build/native-tests
 

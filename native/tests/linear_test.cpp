@@ -233,6 +233,26 @@ void check_quantize_column() {
     }
 }
 
+// Products against sums in double, and what lies behind the outputs of each row against what was there.
+void check_product(const char* name, const Floats& w, int rows, int width, const std::vector<double>& activations, int num,
+                   const Floats& out, const Floats& before) {
+    const int stride = rows + 3;
+    for (int r = 0; r < num; ++r) {
+        for (int i = 0; i < rows; ++i) {
+            double sum = 0, size = 0;
+            for (int c = 0; c < width; ++c) {
+                const double product = activations[(size_t)r * width + c] * w[(size_t)i * width + c];
+                sum += product;
+                size += std::fabs(product);
+            }
+            EXPECT(std::fabs(out[r * stride + i] - sum) <= 1e-5 * size + 1e-30, "%s: row %d, output %d: %g, not %g", name, r, i,
+                   out[r * stride + i], sum);
+        }
+        for (int i = rows; i < stride; ++i)
+            EXPECT(out[r * stride + i] == before[r * stride + i], "%s: written beyond row %d", name, r);
+    }
+}
+
 // One matrix: `counts` are the rows of activations passed at once, the largest of them at hand.
 void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts) {
     const bool quantized = format.block > 1;
@@ -268,24 +288,12 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
         };
         Floats whole = before;
         run(0, strips, 0, most, whole, {nullptr, false});
-        if (expected.empty()) {  // against doubles
+        if (expected.empty()) {
             expected = whole;
-            for (int r = 0; r < most; ++r) {
-                for (int i = 0; i < rows; ++i) {
-                    double sum = 0, size = 0;
-                    for (int c = 0; c < width; ++c) {
-                        const size_t at = (size_t)r * width + c;
-                        const double a = quantized ? (double)quants.q[at] * quants.scale[at / 32] : x[at];
-                        const double product = a * w[(size_t)i * width + c];
-                        sum += product;
-                        size += std::fabs(product);
-                    }
-                    EXPECT(std::fabs(whole[r * stride + i] - sum) <= 1e-5 * size + 1e-30, "%s: row %d, output %d: %g, not %g",
-                           name, r, i, whole[r * stride + i], sum);
-                }
-                for (int i = rows; i < stride; ++i)
-                    EXPECT(whole[r * stride + i] == before[r * stride + i], "%s: written beyond row %d", name, r);
-            }
+            std::vector<double> activations(x.begin(), x.end());
+            if (quantized)
+                for (size_t i = 0; i < x.size(); ++i) activations[i] = (double)quants.q[i] * quants.scale[i / 32];
+            check_product(name, w, rows, width, activations, most, whole, before);
         }
         EXPECT(same_bits(whole, expected), "%s: other bits", name);
         for (int num : counts) {
