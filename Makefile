@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PORT   ?= 8000
 ARGS   ?=
 
-.PHONY: serve test test-long lint format clean bench-peers bench-budgets
+.PHONY: serve test test-long test-native lint format clean bench-ops bench-peers bench-budgets
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --port $(PORT) $(ARGS)
@@ -13,8 +13,16 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not long" --durations=5
 
-test-long: $(VENV)/.installed-dev
+test-long: test-native $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m long --durations=20
+
+# The kernels against brute force, under the address and undefined-behaviour sanitizers: about two minutes with the compiling.
+test-native:
+	$(MAKE) -C native/tests check SANITIZE=1 OUT=$(CURDIR)/build/native-tests-sanitized
+
+# GOPS and GB/s of every kernel beside the peaks of the same run: some minutes.
+bench-ops:
+	$(MAKE) -C native/tests time OUT=$(CURDIR)/build/native-tests
 
 # ARGS="--quick", "--only llama.cpp,ik_llama.cpp", "--no-http" and so on; --help tells all.
 bench-peers: $(VENV)/.installed

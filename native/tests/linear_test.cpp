@@ -1,128 +1,12 @@
-// Checks and times the linear kernels of every instruction set, without the rest of the extension.
+// The linear kernels: packing and unpacking against the file's formats decoded plainly, quantized activations, products
+// against sums in double, and the instruction sets against each other bit for bit.
 //
-//   cd native && F="-O3 -std=c++20 -ffp-contract=off -Wall -Wextra" && T=/tmp/linear_test && mkdir -p $T
-//   g++ $F -c -DHEADRACE_ISA=scalar tests/linear_test.cpp -o $T/scalar.o
-//   g++ $F -c -DHEADRACE_ISA=avx2 -DHEADRACE_AVX2 -mavx2 -mfma -mf16c tests/linear_test.cpp -o $T/avx2.o
-//   g++ $F -c -DHEADRACE_ISA=avx512 -DHEADRACE_AVX512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma
-//       -mf16c tests/linear_test.cpp -o $T/avx512.o
-//   g++ $F tests/linear_test.cpp $T/scalar.o $T/avx2.o $T/avx512.o -o $T/linear_test
-//   $T/linear_test                                   checks; with F="... -fsanitize=address,undefined" as well
-//   $T/linear_test --time [isa] [format] [rows]      timings against peaks of the same run
-//
-// This file is compiled four times: with HEADRACE_ISA it is one instruction set's table, without it the program.
-#include "../kernels.h"
-
-namespace linear_test {
-
-// A loop over registers only; runs `count` times and returns the operations (2 per multiply-add) it did.
-struct Peaks {
-    double (*four_bits)(long count);
-    double (*eight_bits)(long count);
-    double (*floats)(long count);
-};
-
-}  // namespace linear_test
-
-#if defined(HEADRACE_ISA)
-// ------------------------------------------------------------------------------------------------ an instruction set
-#include "../linear_float.h"
-#include "../linear_quantized.h"
-
-namespace linear_test {
-namespace isa = headrace::HEADRACE_ISA;
-
-// Loops over registers only, written out because compilers keep such arrays in memory.
-#define CLOBBERS                                                                                          \
-    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
-        "xmm13", "xmm14", "xmm15"
-#if defined(HEADRACE_AVX512)
-static double peak_ints(long count) {  // vpdpbusd alone: ten sums cover its latency of five cycles, two a cycle
-    for (long i = 0; i < count; ++i)
-        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vpdpbusd %%zmm10, %%zmm11, %%zmm\\r\n .endr" ::: CLOBBERS);
-    return 10.0 * 128 * (double)count;
-}
-static double peak_floats(long count) {
-    asm volatile("vpxord %%zmm10, %%zmm10, %%zmm10" ::: CLOBBERS);
-    for (long i = 0; i < count; ++i)
-        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vfmadd231ps %%zmm10, %%zmm10, %%zmm\\r\n .endr" ::: CLOBBERS);
-    return 10.0 * 32 * (double)count;
-}
-#elif defined(HEADRACE_AVX2)
-// Eight maddubs summed in int16, a madd, an add; four sums in flight.
-static double peak_four(long count) {
-    for (long i = 0; i < count; ++i)
-        asm volatile(
-            ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm\\r\n .endr\n"
-            ".rept 7\n"
-            ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm12\n vpaddw %%ymm12, %%ymm\\r, %%ymm\\r\n .endr\n"
-            ".endr\n"
-            ".irp r,0,1,2,3\n vpmaddwd %%ymm13, %%ymm\\r, %%ymm12\n vpaddd %%ymm12, %%ymm8, %%ymm8\n .endr"
-            ::: CLOBBERS);
-    return 4.0 * 8 * 64 * (double)count;
-}
-static double peak_eight(long count) { return peak_four(count) / 2; }  // the same over two nibbles
-static double peak_floats(long count) {
-    asm volatile("vpxor %%xmm10, %%xmm10, %%xmm10" ::: CLOBBERS);
-    for (long i = 0; i < count; ++i)
-        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vfmadd231ps %%ymm10, %%ymm10, %%ymm\\r\n .endr" ::: CLOBBERS);
-    return 10.0 * 16 * (double)count;
-}
-#endif
-
-#define PASTE(a, b) a##b
-#define NAMED(isa, what) PASTE(isa, what)
-#define TEXT(a) #a
-#define NAME(a) TEXT(a)
-
-const headrace::Kernels& NAMED(HEADRACE_ISA, _table)() {
-    static const headrace::Kernels table = [] {
-        headrace::Kernels k{};
-        k.name = NAME(HEADRACE_ISA);
-        k.strip_bytes = isa::strip_bytes;
-        k.pack = isa::pack;
-        k.unpack_row = isa::unpack_row;
-        k.quantize = isa::quantize;
-        k.linear_quantized = isa::linear_quantized;
-        k.linear_float = isa::linear_float;
-        return k;
-    }();
-    return table;
-}
-
-Peaks NAMED(HEADRACE_ISA, _peaks)() {
-#if defined(HEADRACE_AVX512)
-    return {peak_ints, peak_ints, peak_floats};
-#elif defined(HEADRACE_AVX2)
-    return {peak_four, peak_eight, peak_floats};
-#else
-    return {nullptr, nullptr, nullptr};
-#endif
-}
-
-}  // namespace linear_test
-
-#else
-// ------------------------------------------------------------------------------------------------------- the program
-#include <time.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
+// `--time [isa] [format] [rows]` ("all" for any): GOPS and GB/s, beside the peaks of the same run.
+#include "peaks.h"
 
 using namespace headrace;
 
-namespace linear_test {
-
-const Kernels& scalar_table();
-const Kernels& avx2_table();
-const Kernels& avx512_table();
-Peaks avx2_peaks();
-Peaks avx512_peaks();
+namespace {
 
 struct FormatCase {
     const char* name;
@@ -138,15 +22,6 @@ const FormatCase FORMATS[] = {
 };
 
 std::mt19937 random_bits(1);
-
-// 64-byte aligned bytes.
-struct Buffer {
-    uint8_t* data;
-    size_t size;
-    explicit Buffer(size_t n) : data((uint8_t*)aligned_alloc(64, (n + 63) / 64 * 64 + 64)), size(n) {}
-    Buffer(const Buffer&) = delete;
-    ~Buffer() { free(data); }
-};
 
 // --- the file's formats, decoded plainly -----------------------------------------------------------------------------
 
@@ -166,11 +41,11 @@ void put_half(uint8_t* p, double value) {  // positive, normal, truncated
 // One block of `format`.
 void decode(const FormatCase& format, const uint8_t* b, float* w) {
     switch (format.packing) {
-        case Packing::F32: memcpy(w, b, 4); return;
+        case Packing::F32: std::memcpy(w, b, 4); return;
         case Packing::F16: w[0] = half(b); return;
         case Packing::BF16: {
             const uint32_t bits = (uint32_t)(b[0] | b[1] << 8) << 16;
-            memcpy(w, &bits, 4);
+            std::memcpy(w, &bits, 4);
             return;
         }
         case Packing::Q4_0:
@@ -234,7 +109,7 @@ std::vector<uint8_t> random_weights(const FormatCase& format, int rows, int widt
     std::vector<uint8_t> bytes(blocks * format.block_bytes);
     for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
         const uint32_t r = random_bits();
-        memcpy(&bytes[i], &r, 4);
+        std::memcpy(&bytes[i], &r, 4);
     }
     std::uniform_real_distribution<double> size(0.001, 0.1), number(-1, 1);
     for (size_t i = 0; i < blocks; ++i) {
@@ -242,8 +117,8 @@ std::vector<uint8_t> random_weights(const FormatCase& format, int rows, int widt
         if (format.packing == Packing::F32 || format.packing == Packing::BF16) {
             const float f = (float)number(random_bits);
             uint8_t raw[4];
-            memcpy(raw, &f, 4);
-            memcpy(b, format.block_bytes == 4 ? raw : raw + 2, format.block_bytes);
+            std::memcpy(raw, &f, 4);
+            std::memcpy(b, format.block_bytes == 4 ? raw : raw + 2, format.block_bytes);
         } else if (format.packing == Packing::F16) {
             put_half(b, size(random_bits));
             b[1] |= random_bits() & 0x80;
@@ -262,68 +137,56 @@ std::vector<uint8_t> random_weights(const FormatCase& format, int rows, int widt
 
 struct Matrix {
     PackedMatrix packed;
-    Buffer buffer;
+    Bytes bytes;
     Matrix(const Kernels& k, const FormatCase& format, const std::vector<uint8_t>& stored, int rows, int width)
         : packed{format.packing, rows, width, nullptr},
-          buffer((size_t)packed.num_strips() * k.strip_bytes(format.packing, width)) {
-        packed.data = buffer.data;
+          bytes((size_t)packed.num_strips() * k.strip_bytes(format.packing, width)) {
+        packed.data = bytes.data();
         const size_t row_bytes = stored.size() / rows;
         const int middle = packed.num_strips() / 2;
-        k.pack(packed, buffer.data, stored.data(), row_bytes, middle, packed.num_strips());
-        k.pack(packed, buffer.data, stored.data(), row_bytes, 0, middle);
+        k.pack(packed, bytes.data(), stored.data(), row_bytes, middle, packed.num_strips());
+        k.pack(packed, bytes.data(), stored.data(), row_bytes, 0, middle);
     }
 };
 
 struct Rows {
     std::vector<int8_t> q;
-    std::vector<float> scale, scaled_sum;
+    Floats scale, scaled_sum;
     std::vector<int32_t> sums;
-    QuantizedRows view;
-    Rows(const Kernels& k, const std::vector<float>& x, int rows, int width)
-        : q((size_t)rows * width), scale(q.size() / 32), scaled_sum(q.size() / 32), sums(q.size() / 16),
-          view{width, q.data(), scale.data(), scaled_sum.data(), sums.data()} {
-        for (int r = 0; r < rows; ++r) k.quantize(&x[(size_t)r * width], r, view);
+    int width;
+    Rows(const Kernels& k, const Floats& x, int rows, int width)
+        : q((size_t)rows * width), scale(q.size() / 32), scaled_sum(q.size() / 32), sums(q.size() / 16), width(width) {
+        for (int r = 0; r < rows; ++r) k.quantize(&x[(size_t)r * width], r, view());
+    }
+    QuantizedRows view(int from = 0) {  // the rows from `from` on
+        const size_t at = (size_t)from * width;
+        return {width, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32, sums.data() + at / 16};
     }
 };
 
-long failures = 0, checks = 0;
-void check(bool ok, const char* what, const char* isa, const char* format, int rows, int width, int num) {
-    ++checks;
-    if (ok) return;
-    if (++failures <= 20)
-        printf("FAILED %s: %s %s rows %d width %d num_rows %d\n", what, isa, format, rows, width, num);
-}
-
-// --- checks ----------------------------------------------------------------------------------------------------------
-
-std::vector<const Kernels*> tables() {
-    std::vector<const Kernels*> all{&scalar_table()};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(&avx2_table());
-    if (__builtin_cpu_supports("avx512vnni")) all.push_back(&avx512_table());
-    return all;
-}
-
-std::vector<float> random_rows(int rows, int width) {
+Floats random_rows(int rows, int width) {
     std::normal_distribution<float> normal(0, 1);
-    std::vector<float> x((size_t)rows * width);
-    for (auto& v : x) v = normal(random_bits) * (random_bits() % 97 == 0 ? 20.0f : 1.0f);
+    Floats x((size_t)rows * width);
+    for (float& v : x) v = normal(random_bits) * (random_bits() % 97 == 0 ? 20.0f : 1.0f);
     for (int r = 0; r < rows; ++r)
         if (width >= 64 && r % 3 == 1) std::fill_n(&x[(size_t)r * width + 32], 32, 0.0f);  // a group of zeros
     return x;
 }
 
+// --- checks ----------------------------------------------------------------------------------------------------------
+
 void check_quantize() {
     const int width = 4096;
-    std::vector<float> x = random_rows(3, width);
-    for (int j = 0; j < 32; ++j) x[j] = 1e-30f * (float)j;                               // too small: zeros
-    for (int j = 0; j < 32; ++j) x[64 + j] = ((float)j - 16) * 0.5f;                     // ties
-    for (int j = 0; j < 32; ++j) x[128 + j] = j == 5 ? 127.0f : (float)j + 0.5f;         // exact ties to even
-    for (const Kernels* k : tables()) {
-        Rows rows(*k, x, 3, width);
+    Floats x = random_rows(3, width);
+    for (int j = 0; j < 32; ++j) x[j] = 1e-30f * (float)j;                        // too small: zeros
+    for (int j = 0; j < 32; ++j) x[64 + j] = ((float)j - 16) * 0.5f;              // ties
+    for (int j = 0; j < 32; ++j) x[128 + j] = j == 5 ? 127.0f : (float)j + 0.5f;  // exact ties to even
+    for (const Kernels* k : all_kernels()) {
+        const Rows rows(*k, x, 3, width);
         for (int g = 0; g < 3 * width / 32; ++g) {
-            float amax = 0;
-            for (int j = 0; j < 32; ++j) amax = std::max(amax, std::fabs(x[g * 32 + j]));
-            const float scale = amax < 0x1p-80f ? 0 : amax / 127, inverse = scale > 0 ? 1 / scale : 0;
+            float largest = 0;
+            for (int j = 0; j < 32; ++j) largest = std::max(largest, std::fabs(x[g * 32 + j]));
+            const float scale = largest < 0x1p-80f ? 0 : largest / 127, inverse = scale > 0 ? 1 / scale : 0;
             int sum = 0, second = 0;
             bool same = rows.scale[g] == scale;
             for (int j = 0; j < 32; ++j) {
@@ -334,256 +197,246 @@ void check_quantize() {
             }
             same &= rows.scaled_sum[g] == scale * (float)sum && rows.sums[2 * g] == -128 * sum &&
                     rows.sums[2 * g + 1] == -128 * second;
-            check(same, "quantize", k->name, "", g, width, 3);
+            EXPECT(same, "%s: quantize, group %d", k->name, g);
         }
-        std::vector<float> bad(64, 1.0f);
         for (float value : {NAN, INFINITY, -INFINITY})
             for (int at : {0, 15, 16, 31}) {
-                std::vector<float> y = bad;
+                Floats y(64, 1.0f);
                 y[at] = value;
-                Rows broken(*k, y, 1, 64);
-                check(std::isnan(broken.scale[0]) && broken.scale[1] == 1.0f / 127, "not finite", k->name, "", at, 64,
-                      1);
+                const Rows broken(*k, y, 1, 64);
+                EXPECT(std::isnan(broken.scale[0]) && broken.scale[1] == 1.0f / 127, "%s: quantize, %g at %d", k->name,
+                       value, at);
             }
     }
 }
 
-void check_format(const FormatCase& format, const std::vector<int>& all_rows, const std::vector<int>& widths,
-                  const std::vector<int>& counts) {
-    const bool quantized = format.block > 1;
-    for (int rows : all_rows)
-        for (int width : widths) {
-            if (width % (quantized ? std::max(32, format.block) : 1)) continue;
-            const std::vector<uint8_t> stored = random_weights(format, rows, width);
-            std::vector<float> w((size_t)rows * width);
-            for (size_t b = 0; b < w.size() / format.block; ++b)
-                decode(format, &stored[b * format.block_bytes], &w[b * format.block]);
-            const int most = *std::max_element(counts.begin(), counts.end());
-            const std::vector<float> x = random_rows(most, width);
-            const int stride = rows + 3;
-            std::vector<float> bias(rows), before((size_t)most * stride), expected;
-            for (auto& v : bias) v = (float)(random_bits() % 100) / 10;
-            for (auto& v : before) v = (float)(random_bits() % 100) / 10;
-            for (const Kernels* k : tables()) {
-                Matrix m(*k, format, stored, rows, width);
-                std::vector<float> row(width);
-                for (int r = 0; r < rows; ++r) {
-                    k->unpack_row(m.packed, r, row.data());
-                    check(!memcmp(row.data(), &w[(size_t)r * width], width * 4), "unpack", k->name, format.name, rows,
-                          width, r);
+// A column of groups at a time: the bits of whole rows, and nothing else written.
+void check_quantize_column() {
+    const int most = 40;
+    for (int width : {32, 96, 1056}) {
+        Floats x = random_rows(most, width);
+        x[5] = NAN, x[(size_t)17 * width + width - 1] = INFINITY;
+        for (const Kernels* k : all_kernels())
+            for (int num : {1, 2, 3, 15, 16, 17, 33, 40}) {
+                Rows expected(*k, Floats(x.size(), 1.0f), most, width), rows = expected;
+                for (int r = 0; r < num; ++r) k->quantize(&x[(size_t)r * width], r, expected.view());
+                for (int group = width / 32 - 1; group >= 0; --group) {
+                    Floats column((size_t)num * 32);
+                    for (int r = 0; r < num; ++r)
+                        std::copy_n(&x[(size_t)r * width + group * 32], 32, &column[(size_t)r * 32]);
+                    k->quantize_column(column.data(), num, group, rows.view());
                 }
-                Rows quants(*k, x, most, quantized ? width : 0);
-                auto run = [&](int first, int last, int from, int num, float* out, Epilogue epilogue) {
-                    QuantizedRows part = quants.view;
-                    if (quantized) {
-                        part.q += (size_t)from * width;
-                        part.scale += (size_t)from * width / 32;
-                        part.scaled_sum += (size_t)from * width / 32;
-                        part.sums += (size_t)from * width / 16;
-                        k->linear_quantized(m.packed, first, last, part, num, out + (size_t)from * stride, stride,
-                                            epilogue);
-                    } else {
-                        k->linear_float(m.packed, first, last, &x[(size_t)from * width], width, num,
-                                        out + (size_t)from * stride, stride, epilogue);
-                    }
-                };
-                const int strips = m.packed.num_strips();
-                std::vector<float> whole = before;
-                run(0, strips, 0, most, whole.data(), {nullptr, false});
-                if (expected.empty()) {  // against doubles
-                    expected = whole;
-                    for (int r = 0; r < most; ++r)
-                        for (int i = 0; i < stride; ++i) {
-                            if (i >= rows) {
-                                check(whole[r * stride + i] == before[r * stride + i], "beyond", k->name, format.name,
-                                      rows, width, r);
-                                continue;
-                            }
-                            double sum = 0, size = 0;
-                            for (int c = 0; c < width; ++c) {
-                                const size_t at = (size_t)r * width + c;
-                                const double a = quantized ? (double)quants.q[at] * quants.scale[at / 32] : x[at];
-                                const double product = a * w[(size_t)i * width + c];
-                                sum += product;
-                                size += std::fabs(product);
-                            }
-                            check(std::fabs(whole[r * stride + i] - sum) <= 1e-5 * size + 1e-30, "product", k->name,
-                                  format.name, rows, width, r);
-                        }
-                }
-                check(!memcmp(whole.data(), expected.data(), whole.size() * 4), "same bits", k->name, format.name, rows,
-                      width, most);
-                for (int num : counts) {
-                    std::vector<float> out = before;
-                    for (int from = 0; from < most; from += num)
-                        run(0, strips, from, std::min(num, most - from), out.data(), {nullptr, false});
-                    check(!memcmp(out.data(), expected.data(), out.size() * 4), "split of rows", k->name, format.name,
-                          rows, width, num);
-                }
-                std::vector<float> out = before;
-                for (int s = 0; s < strips;) {
-                    const int next = std::min(strips, s + 1 + (int)(random_bits() % 3));
-                    run(s, next, 0, most, out.data(), {nullptr, false});
-                    s = next;
-                }
-                check(!memcmp(out.data(), expected.data(), out.size() * 4), "split of strips", k->name, format.name, rows,
-                      width, most);
-                for (int kind = 1; kind < 4; ++kind) {
-                    out = before;
-                    run(0, strips, 0, most, out.data(), {kind & 1 ? bias.data() : nullptr, kind > 1});
-                    bool same = true;
-                    for (int r = 0; r < most; ++r)
-                        for (int i = 0; i < rows; ++i) {
-                            float want = expected[r * stride + i];
-                            if (kind & 1) want += bias[i];
-                            if (kind > 1) want += before[r * stride + i];
-                            same &= want == out[r * stride + i];
-                        }
-                    check(same, "epilogue", k->name, format.name, rows, width, kind);
-                }
+                EXPECT(same_bits(rows.q, expected.q) && same_bits(rows.scale, expected.scale) &&
+                           same_bits(rows.scaled_sum, expected.scaled_sum) && same_bits(rows.sums, expected.sums),
+                       "%s: quantize_column, width %d, %d rows", k->name, width, num);
             }
+    }
+}
+
+// Products against sums in double, and what lies behind the outputs of each row against what was there.
+void check_product(const char* name, const Floats& w, int rows, int width, const std::vector<double>& activations, int num,
+                   const Floats& out, const Floats& before) {
+    const int stride = rows + 3;
+    for (int r = 0; r < num; ++r) {
+        for (int i = 0; i < rows; ++i) {
+            double sum = 0, size = 0;
+            for (int c = 0; c < width; ++c) {
+                const double product = activations[(size_t)r * width + c] * w[(size_t)i * width + c];
+                sum += product;
+                size += std::fabs(product);
+            }
+            EXPECT(std::fabs(out[r * stride + i] - sum) <= 1e-5 * size + 1e-30, "%s: row %d, output %d: %g, not %g", name, r, i,
+                   out[r * stride + i], sum);
         }
+        for (int i = rows; i < stride; ++i)
+            EXPECT(out[r * stride + i] == before[r * stride + i], "%s: written beyond row %d", name, r);
+    }
+}
+
+// One matrix: `counts` are the rows of activations passed at once, the largest of them at hand.
+void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts) {
+    const bool quantized = format.block > 1;
+    const std::vector<uint8_t> stored = random_weights(format, rows, width);
+    Floats w((size_t)rows * width);
+    for (size_t b = 0; b < w.size() / format.block; ++b)
+        decode(format, &stored[b * format.block_bytes], &w[b * format.block]);
+    const int most = *std::max_element(counts.begin(), counts.end());
+    const int stride = rows + 3, x_stride = width + 5;  // rows begin anywhere
+    const Floats x = random_rows(most, width);
+    Floats spread((size_t)most * x_stride, NAN), bias(rows), before((size_t)most * stride), expected;
+    for (int r = 0; r < most; ++r) std::copy_n(&x[(size_t)r * width], width, &spread[(size_t)r * x_stride + 1]);
+    for (float& v : bias) v = (float)(random_bits() % 100) / 10;
+    for (float& v : before) v = (float)(random_bits() % 100) / 10;
+    for (const Kernels* k : all_kernels()) {
+        char name[100];
+        std::snprintf(name, sizeof name, "%s: %s %d x %d", k->name, format.name, rows, width);
+        const Matrix m(*k, format, stored, rows, width);
+        Floats row(width);
+        for (int r = 0; r < rows; ++r) {
+            k->unpack_row(m.packed, r, row.data());
+            EXPECT(!std::memcmp(row.data(), &w[(size_t)r * width], width * 4), "%s: unpack of row %d", name, r);
+        }
+        Rows quants(*k, x, quantized ? most : 0, width);
+        const int strips = m.packed.num_strips();
+        const auto run = [&](int first, int last, int from, int num, Floats& out, Epilogue epilogue) {
+            float* const to = out.data() + (size_t)from * stride;
+            if (quantized)
+                k->linear_quantized(m.packed, first, last, strips, quants.view(from), num, to, stride, epilogue);
+            else
+                k->linear_float(m.packed, first, last, strips, &spread[(size_t)from * x_stride + 1], x_stride, num, to,
+                                stride, epilogue);
+        };
+        Floats whole = before;
+        run(0, strips, 0, most, whole, {nullptr, false});
+        if (expected.empty()) {
+            expected = whole;
+            std::vector<double> activations(x.begin(), x.end());
+            if (quantized)
+                for (size_t i = 0; i < x.size(); ++i) activations[i] = (double)quants.q[i] * quants.scale[i / 32];
+            check_product(name, w, rows, width, activations, most, whole, before);
+        }
+        EXPECT(same_bits(whole, expected), "%s: other bits", name);
+        for (int num : counts) {
+            const int start = IS_SHORT ? most - num : 0;
+            Floats out = expected;
+            std::copy(before.begin() + start * stride, before.end(), out.begin() + start * stride);
+            for (int from = start; from < most; from += num)
+                run(0, strips, from, std::min(num, most - from), out, {nullptr, false});
+            EXPECT(same_bits(out, expected), "%s: %d rows at once", name, num);
+        }
+        Floats out = before;
+        for (int s = 0; s < strips;) {
+            const int next = std::min(strips, s + 1 + (int)(random_bits() % 3));
+            run(s, next, 0, most, out, {nullptr, false});
+            s = next;
+        }
+        EXPECT(same_bits(out, expected), "%s: split of strips", name);
+        for (int kind = 1; kind < 4; ++kind) {
+            out = before;
+            run(0, strips, 0, most, out, {kind & 1 ? bias.data() : nullptr, kind > 1});
+            bool same = true;
+            for (int r = 0; r < most; ++r)
+                for (int i = 0; i < rows; ++i) {
+                    float want = expected[r * stride + i];
+                    if (kind & 1) want += bias[i];
+                    if (kind > 1) want += before[r * stride + i];
+                    same &= want == out[r * stride + i];
+                }
+            EXPECT(same, "%s: epilogue %d", name, kind);
+        }
+    }
+}
+
+void run_checks() {
+    check_quantize();
+    check_quantize_column();
+    using Ints = std::vector<int>;
+    const Ints all_rows = IS_SHORT ? Ints{1, 47} : Ints{1, 15, 16, 17, 48, 100};
+    const Ints widths = IS_SHORT ? Ints{32, 96, 256} : Ints{32, 64, 96, 256, 512, 768, 1024, 2048};
+    // Every height of a tile; from 17 on a strip is staged; no more than 128 pass at once.
+    const Ints counts = IS_SHORT ? Ints{1, 2, 3, 4, 5, 6, 7, 8, 17} : Ints{1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64};
+    const Ints many = IS_SHORT ? Ints{131} : Ints{1, 100, 128, 129, 150};
+    for (const FormatCase& format : FORMATS) {
+        const int odd = format.block == 1 ? 77 : format.block == 32 ? 1056 : 1280;  // two panels when staged
+        for (int rows : all_rows) {
+            for (int width : widths)
+                if (width % format.block == 0) check_matrix(format, rows, width, counts);
+            check_matrix(format, rows, odd, counts);
+        }
+        check_matrix(format, 33, std::max(64, format.block), many);
+        if (!IS_SHORT) check_matrix(format, 33, 1024, many);
+        if (format.block == 1) check_matrix(format, 145, 77, {1, 2, 3, 5, 7, 8});  // eight strips side by side, and more
+    }
 }
 
 // --- timing ----------------------------------------------------------------------------------------------------------
-
-double thread_s() {  // of this thread: others on the core do not count, except through caches and memory
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
-
-template <class Call>
-double run_s(Call call, int repeat) {
-    const double start = thread_s();
-    for (int i = 0; i < repeat; ++i) call();
-    return (thread_s() - start) / repeat;
-}
-
-// Seconds of one call: median of short runs.
-template <class Call>
-double median_s(Call call) {
-    call();
-    const int repeat = std::max(1, (int)(0.003 / (run_s(call, 1) + 1e-9)));
-    std::vector<double> runs;
-    for (int i = 0; i < 15; ++i) runs.push_back(run_s(call, repeat));
-    return median(runs);
-}
 
 // A kernel beside its peak: each short run of one follows a run of the other, because neighbours on the machine change
 // the speed of a core by a factor of two. Medians of the kernel's seconds and of its share of the peak.
 struct Timing {
     double s, share;
 };
-template <class Call>
-Timing timed(Call call, double ops, double (*loop)(long)) {
-    call();
-    const int repeat = std::max(1, (int)(0.002 / (run_s(call, 1) + 1e-9)));
+template <typename F>
+Timing timed(F&& work, double ops, double (*loop)(long)) {
+    work();
+    const int repeat = std::max(1, (int)(0.002 / (run_s(work) + 1e-9)));
     std::vector<double> runs, shares;
     for (int i = 0; i < 21; ++i) {
         double peak_ops = 0;
-        const double before = run_s([&] { peak_ops = loop(20000); }, 1), s = run_s(call, repeat),
-                     after = run_s([&] { loop(20000); }, 1);
+        const double before = run_s([&] { peak_ops = loop(20000); }), s = run_s(work, repeat),
+                     after = run_s([&] { loop(20000); });
         runs.push_back(s);
         shares.push_back(ops / s / (2 * peak_ops / (before + after)));
     }
     return {median(runs), median(shares)};
 }
 
-double read_gbs(const Buffer& buffer) {
-    volatile uint64_t sink = 0;
-    return (double)buffer.size / 1e9 / median_s([&] {
-        uint64_t sum[8] = {};
-        const uint64_t* p = (const uint64_t*)buffer.data;
-        for (size_t i = 0; i + 8 <= buffer.size / 8; i += 8)
-            for (int j = 0; j < 8; ++j) sum[j] += p[i + j];
-        sink = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-    });
-}
-
-void time_all(const std::string& only_isa, const std::string& only_format, int only_rows) {
+void time_format(const Kernels& k, const FormatCase& format, int only_rows) {
     struct Shape {
         int rows, width;
     };
-    Buffer large((size_t)512 << 20);
-    memset(large.data, 1, large.size);
-    printf("read of 512 MiB, one thread: %.1f GB/s\n", read_gbs(large));
-    for (const Kernels* k : tables()) {
-        if (k->name == std::string("scalar") || (only_isa.size() && only_isa != k->name)) continue;
-        const Peaks peaks = k->name == std::string("avx2") ? avx2_peaks() : avx512_peaks();
-        auto peak = [&](double (*loop)(long)) {
-            double ops = 0;
-            const double s = median_s([&] { ops = loop(100000); });
-            return ops / s / 1e9;
-        };
-        const double four = peak(peaks.four_bits), eight = peak(peaks.eight_bits), floats = peak(peaks.floats);
-        printf("%s peaks of one thread: 4-bit %.0f GOPS, 8-bit %.0f GOPS, float %.0f GFLOPS\n", k->name, four, eight,
-               floats);
-        for (const FormatCase& format : FORMATS) {
-            if (only_format.size() && only_format != format.name) continue;
-            std::vector<Shape> shapes{{576, 1536}, {1536, 576}, {2048, 640}};
-            if (format.block == 256) shapes = {{640, 2048}, {640, 1024}};
-            if (format.packing == Packing::Q8_0) shapes.push_back({49152, 576});
-            if (format.packing == Packing::F16) shapes.push_back({49152, 576});
-            if (format.packing == Packing::Q4_1) shapes.push_back({49152, 1536});  // larger than the caches
-            for (const Shape& shape : shapes) {
-                const int rows = shape.rows, width = shape.width;
-                Matrix m(*k, format, random_weights(format, rows, width), rows, width);
-                printf("%-6s %-5s %5d x %4d  ", k->name, format.name, rows, width);
-                for (int num : {1, 2, 4, 8, 16, 64, 256}) {
-                    if (only_rows && num != only_rows) continue;
-                    if ((double)rows * width * num > 3e9) continue;
-                    const std::vector<float> x = random_rows(num, width);
-                    Rows quants(*k, x, num, format.block > 1 ? width : 0);
-                    std::vector<float> out((size_t)num * rows);
-                    const double ops = 2.0 * rows * width * num;
-                    const int strips = m.packed.num_strips();
-                    auto product = [&] {
-                        if (format.block > 1)
-                            k->linear_quantized(m.packed, 0, strips, quants.view, num, out.data(), rows, {});
-                        else
-                            k->linear_float(m.packed, 0, strips, x.data(), width, num, out.data(), rows, {});
-                    };
-                    const Timing t = timed(product, ops,
-                                           format.block == 1                 ? peaks.floats
-                                           : format.packing == Packing::Q8_0 ? peaks.eight_bits
-                                                                             : peaks.four_bits);
-                    printf("| %d: %.0f (%.0f%%)", num, ops / t.s / 1e9, 100 * t.share);
-                    if (num == 1) printf(" %.1f GB/s", (double)m.buffer.size / t.s / 1e9);
-                    fflush(stdout);
-                }
-                printf("\n");
-            }
+    std::vector<Shape> shapes{{576, 1536}, {1536, 576}, {2048, 640}};
+    if (format.block == 256) shapes = {{640, 2048}, {640, 1024}};
+    if (format.packing == Packing::Q8_0 || format.packing == Packing::F16) shapes.push_back({49152, 576});
+    if (format.packing == Packing::Q4_1) shapes.push_back({49152, 1536});  // larger than the caches
+    const PeakLoops loops = peak_loops(k);
+    for (const Shape& shape : shapes) {
+        const int rows = shape.rows, width = shape.width;
+        const Matrix m(k, format, random_weights(format, rows, width), rows, width);
+        const int strips = m.packed.num_strips();
+        std::printf("%-6s %-5s %5d x %4d, GOPS (of peak)", k.name, format.name, rows, width);
+        for (int num : {1, 2, 4, 8, 16, 64, 256}) {
+            if ((only_rows && num != only_rows) || (double)rows * width * num > 3e9) continue;
+            const Floats x = random_rows(num, width);
+            Rows quants(k, x, format.block > 1 ? num : 0, width);
+            Floats out((size_t)num * rows);
+            const auto product = [&] {
+                if (format.block > 1)
+                    k.linear_quantized(m.packed, 0, strips, strips, quants.view(), num, out.data(), rows, {});
+                else
+                    k.linear_float(m.packed, 0, strips, strips, x.data(), width, num, out.data(), rows, {});
+            };
+            const double ops = 2.0 * rows * width * num;
+            const Timing t = timed(product, ops,
+                                   format.block == 1                 ? loops.floats
+                                   : format.packing == Packing::Q8_0 ? loops.eight_bits
+                                                                     : loops.four_bits);
+            std::printf(" | %d: %.0f (%.0f%%)", num, ops / t.s / 1e9, 100 * t.share);
+            if (num == 1) std::printf(" %.1f GB/s", (double)m.bytes.size() / t.s / 1e9);
+            std::fflush(stdout);
         }
-        const std::vector<float> x = random_rows(1, 1536);
-        Rows quants(*k, x, 1, 1536);
-        const double s = median_s([&] { k->quantize(x.data(), 0, quants.view); });
-        printf("%-6s quantize: %.2f ns per group of 32\n", k->name, s / 48 * 1e9);
+        std::printf("\n");
     }
 }
 
-}  // namespace linear_test
+void run_times(const std::string& only_isa, const std::string& only_format, int only_rows) {
+    for (const Kernels* k : fast_kernels()) {
+        if (only_isa != "all" && only_isa != k->name) continue;
+        measure_peaks(*k);
+        for (const FormatCase& format : FORMATS)
+            if (only_format == "all" || only_format == format.name) time_format(*k, format, only_rows);
+        const int rows = 64, width = 1536, groups = rows * width / 32;
+        const Floats x = random_rows(rows, width);
+        Rows quants(*k, x, rows, width);
+        const double by_rows = median_s([&] {
+            for (int r = 0; r < rows; ++r) k->quantize(&x[(size_t)r * width], r, quants.view());
+        });
+        const double by_columns = median_s([&] {
+            for (int g = 0; g < width / 32; ++g) k->quantize_column(&x[(size_t)g * rows * 32], rows, g, quants.view());
+        });
+        std::printf("%-6s quantize: %.2f ns per group of 32 by rows, %.2f by columns; reads %.1f and %.1f GB/s\n", k->name,
+                    by_rows / groups * 1e9, by_columns / groups * 1e9, 128e-9 * groups / by_rows, 128e-9 * groups / by_columns);
+    }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-    using namespace linear_test;
-    __builtin_cpu_init();
-    if (argc > 1 && !strcmp(argv[1], "--time")) {
-        time_all(argc > 2 && strcmp(argv[2], "all") ? argv[2] : "", argc > 3 && strcmp(argv[3], "all") ? argv[3] : "",
-                 argc > 4 ? atoi(argv[4]) : 0);
+    const auto argument = [&](int i) { return argc > i ? argv[i] : "all"; };
+    if (std::strcmp(argument(1), "--time") == 0) {
+        run_times(argument(2), argument(3), std::atoi(argument(4)));
         return 0;
     }
-    check_quantize();
-    for (const FormatCase& format : FORMATS) {
-        check_format(format, {1, 15, 16, 17, 48, 100},
-                     {32, 64, 96, 256, 512, 768, 1024, 2048, format.block > 1 ? 1056 : 77}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64});
-        check_format(format, {33}, {256, 1024}, {1, 100, 128, 129, 150});  // more rows than pass at once
-        printf("%s: %ld checks, %ld failures\n", format.name, checks, failures);
-    }
-    return failures != 0;
+    run_checks();
+    return report("linear");
 }
-#endif

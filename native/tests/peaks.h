@@ -1,101 +1,109 @@
-// What this machine can do, measured in the same run as the kernels: one thread's read bandwidth and fma peak.
+// What this machine can do, measured in the same run as the kernels: one thread's reading of memory, and loops over
+// registers only. The loops are written out in assembly: compilers keep such arrays in memory, and the tests are
+// compiled for no instruction set in particular.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
+#include "common.h"
 
-#include <immintrin.h>
-#include <sys/mman.h>
+namespace headrace {
 
-namespace {
-
-struct Bytes {  // huge pages, like the executor's memory
-    explicit Bytes(size_t size) : size_((size + 4095) / 4096 * 4096), data_(static_cast<uint8_t*>(std::aligned_alloc(1 << 21, (size_ + (1 << 21) - 1) >> 21 << 21))) {
-        madvise(data_, size_, MADV_HUGEPAGE);
-    }
-    ~Bytes() { std::free(data_); }
-    Bytes(const Bytes&) = delete;
-    uint8_t* data() { return data_; }
-    void fill(bool is_f16) {  // small numbers
-        for (size_t i = 0; i + 4 <= size_; i += 4) {
-            const uint32_t bits = (uint32_t)(i * 2654435761u);
-            uint32_t value = is_f16 ? (0x30003000u | (bits & 0x83ff83ffu)) : (0x3e000000u | (bits & 0x807fffffu));
-            std::memcpy(data_ + i, &value, 4);
-        }
-    }
-    size_t size() const { return size_; }
-
-private:
-    size_t size_;
-    uint8_t* data_;
+// Each runs `count` times and returns the operations (2 per multiply-add) it did.
+struct PeakLoops {
+    double (*four_bits)(long count);
+    double (*eight_bits)(long count);
+    double (*floats)(long count);
 };
 
-inline double now() {  // seconds of this thread's processor time: others may share the machine
-    timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return t.tv_sec + 1e-9 * t.tv_nsec;
+#if defined(__x86_64__)
+
+#define CLOBBERS                                                                                               \
+    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
+        "xmm13", "xmm14", "xmm15"
+
+// vpdpbusd alone: ten sums cover its latency of five cycles, two a cycle.
+inline double loop_ints_avx512(long count) {
+    for (long i = 0; i < count; ++i)
+        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vpdpbusd %%zmm10, %%zmm11, %%zmm\\r\n .endr" ::: CLOBBERS);
+    asm volatile("vzeroupper" ::: CLOBBERS);
+    return 10.0 * 128 * (double)count;
 }
 
-__attribute__((target("avx2"))) inline double read_bandwidth(size_t size) {
-    Bytes bytes(size);
-    std::memset(bytes.data(), 1, bytes.size());
-    double rates[5];
-    for (double& rate : rates) {
-        const double begin = now();
-        __m256i sums[8] = {};
-        const int repeats = size < ((size_t)100 << 20) ? 8 : 1;
-        for (int repeat = 0; repeat < repeats; ++repeat)
-            for (size_t i = 0; i + 256 <= bytes.size(); i += 256)
-                for (int j = 0; j < 8; ++j)
-                    sums[j] = _mm256_add_epi32(sums[j], _mm256_load_si256((const __m256i*)(bytes.data() + i + 32 * j)));
-        for (int j = 1; j < 8; ++j) sums[0] = _mm256_add_epi32(sums[0], sums[j]);
-        volatile int keep = _mm256_extract_epi32(sums[0], 0);
-        (void)keep;
-        rate = (double)bytes.size() * repeats / (now() - begin) / 1e9;
-    }
-    std::sort(rates, rates + 5);
-    return rates[2];  // the kernels' times are medians too
+inline double loop_floats_avx512(long count) {
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10\n vxorps %%xmm\\r, %%xmm\\r, %%xmm\\r\n .endr" ::: CLOBBERS);
+    for (long i = 0; i < count; ++i)
+        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vfmadd231ps %%zmm10, %%zmm10, %%zmm\\r\n .endr" ::: CLOBBERS);
+    asm volatile("vzeroupper" ::: CLOBBERS);
+    return 10.0 * 32 * (double)count;
 }
 
-__attribute__((target("avx2,fma"))) inline double peak_gflops_avx2() {
-    double best = 0;
-    for (int run = 0; run < 5; ++run) {
-        __m256 a = _mm256_set1_ps(1.0001f), b = _mm256_set1_ps(0.5f), s[12];
-        for (int j = 0; j < 12; ++j) s[j] = _mm256_set1_ps((float)j);  // all different, or the compiler keeps one
-        const double begin = now();
-        const int count = 2000000;
-        for (int i = 0; i < count; ++i)
-#pragma GCC unroll 12
-            for (int j = 0; j < 12; ++j) s[j] = _mm256_fmadd_ps(s[j], b, a);
-        const double rate = 12.0 * 16 * count / (now() - begin) / 1e9;
-        for (int j = 1; j < 12; ++j) s[0] = _mm256_add_ps(s[0], s[j]);
-        volatile float keep = _mm256_cvtss_f32(s[0]);
-        (void)keep;
-        if (rate > best) best = rate;
-    }
-    return best;
+// Eight maddubs summed in int16, a madd, an add; four sums in flight.
+inline double loop_four_bits_avx2(long count) {
+    for (long i = 0; i < count; ++i)
+        asm volatile(
+            ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm\\r\n .endr\n"
+            ".rept 7\n"
+            ".irp r,0,1,2,3\n vpmaddubsw %%ymm14, %%ymm15, %%ymm12\n vpaddw %%ymm12, %%ymm\\r, %%ymm\\r\n .endr\n"
+            ".endr\n"
+            ".irp r,0,1,2,3\n vpmaddwd %%ymm13, %%ymm\\r, %%ymm12\n vpaddd %%ymm12, %%ymm8, %%ymm8\n .endr" ::: CLOBBERS);
+    asm volatile("vzeroupper" ::: CLOBBERS);
+    return 4.0 * 8 * 64 * (double)count;
 }
 
-__attribute__((target("avx512f"))) inline double peak_gflops_avx512() {
-    double best = 0;
-    for (int run = 0; run < 5; ++run) {
-        __m512 a = _mm512_set1_ps(1.0001f), b = _mm512_set1_ps(0.5f), s[16];
-        for (int j = 0; j < 16; ++j) s[j] = _mm512_set1_ps((float)j);
-        const double begin = now();
-        const int count = 2000000;
-        for (int i = 0; i < count; ++i)
-#pragma GCC unroll 16
-            for (int j = 0; j < 16; ++j) s[j] = _mm512_fmadd_ps(s[j], b, a);
-        const double rate = 16.0 * 32 * count / (now() - begin) / 1e9;
-        for (int j = 1; j < 16; ++j) s[0] = _mm512_add_ps(s[0], s[j]);
-        volatile float keep = _mm512_cvtss_f32(s[0]);
-        (void)keep;
-        if (rate > best) best = rate;
-    }
-    return best;
+inline double loop_eight_bits_avx2(long count) { return loop_four_bits_avx2(count) / 2; }  // the same over two nibbles
+
+inline double loop_floats_avx2(long count) {
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10\n vxorps %%xmm\\r, %%xmm\\r, %%xmm\\r\n .endr" ::: CLOBBERS);
+    for (long i = 0; i < count; ++i)
+        asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9\n vfmadd231ps %%ymm10, %%ymm10, %%ymm\\r\n .endr" ::: CLOBBERS);
+    asm volatile("vzeroupper" ::: CLOBBERS);
+    return 10.0 * 16 * (double)count;
 }
 
-}  // namespace
+#undef CLOBBERS
+
+inline PeakLoops peak_loops(const Kernels& kernels) {  // of one of fast_kernels()
+    if (&kernels == avx512_kernels()) return {loop_ints_avx512, loop_ints_avx512, loop_floats_avx512};
+    return {loop_four_bits_avx2, loop_eight_bits_avx2, loop_floats_avx2};
+}
+
+#else
+
+inline PeakLoops peak_loops(const Kernels&) { std::abort(); }  // fast_kernels() is empty
+
+#endif
+
+inline double peak_gops(double (*loop)(long count)) {
+    return loop(100000) / median_s([&] { loop(100000); }) / 1e9;
+}
+
+// By whole words of 16 bytes, two a cycle: more than any memory gives one thread.
+inline double read_gbs(size_t size) {
+    const Bytes bytes(size);
+    std::memset(bytes.data(), 1, size);
+    const uint64_t* const words = (const uint64_t*)bytes.data();
+    volatile uint64_t sink = 0;
+    return (double)size / 1e9 / median_s([&] {
+        uint64_t sums[8] = {};
+        for (size_t i = 0; i + 8 <= size / 8; i += 8)
+            for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
+        for (int j = 1; j < 8; ++j) sums[0] += sums[j];
+        sink = sums[0];
+    });
+}
+
+// One thread's. `far` is beyond the caches, `near` within the last one.
+struct Peaks {
+    double far_gbs, near_gbs, four_bits, eight_bits, floats;
+};
+
+inline Peaks measure_peaks(const Kernels& kernels) {
+    const PeakLoops loops = peak_loops(kernels);
+    const Peaks peaks{read_gbs((size_t)512 << 20), read_gbs((size_t)24 << 20), peak_gops(loops.four_bits),
+                      peak_gops(loops.eight_bits), peak_gops(loops.floats)};
+    std::printf("%s, one thread's peaks: reads %.1f GB/s of 512 MiB, %.1f of 24 MiB; 4-bit %.0f GOPS, 8-bit %.0f GOPS, "
+                "float %.0f GFLOPS\n", kernels.name, peaks.far_gbs, peaks.near_gbs, peaks.four_bits, peaks.eight_bits,
+                peaks.floats);
+    return peaks;
+}
+
+}  // namespace headrace

@@ -1,48 +1,12 @@
 // Convolution, selective scan and routing against brute force in double, and against each other bit for bit.
-// Built as attention_test.cpp is. `--time`: nanoseconds a token and GFLOPS.
-#include "../kernels.h"
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <vector>
-
+// `--time`: nanoseconds a token and GFLOPS.
 #include "peaks.h"
+
+#include <numeric>
 
 using namespace headrace;
 
 namespace {
-
-int failures = 0;
-
-#define EXPECT(condition, ...)                          \
-    if (!(condition)) {                                 \
-        if (++failures < 20) {                          \
-            std::printf("%s:%d: ", __FILE__, __LINE__); \
-            std::printf(__VA_ARGS__);                   \
-            std::printf("\n");                          \
-        }                                               \
-    }
-
-using Floats = std::vector<float>;
-
-std::vector<const Kernels*> all_kernels() {
-    std::vector<const Kernels*> all{&scalar_kernels()};
-    for (const Kernels* kernels : {avx2_kernels(), avx512_kernels()})
-        if (kernels) all.push_back(kernels);
-    return all;
-}
-
-Floats normals(size_t count, unsigned seed, float scale = 1) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    Floats x(count);
-    for (float& v : x) v = scale * normal(random);
-    return x;
-}
 
 // Tokens [0, count) in spans of `piece`, channels in ranges of `channels` (a multiple of 16 except the last).
 Floats run_conv(const Kernels& k, const ConvShape& shape, const Floats& x, int count, Floats* state, int piece, int channels,
@@ -198,18 +162,6 @@ void check_route(int experts, int top_k, bool sigmoid, bool has_bias, int groups
     }
 }
 
-template <typename F>
-double median_s(F&& work) {
-    std::vector<double> times;
-    for (int i = 0; i < 9; ++i) {
-        const double begin = now();
-        work();
-        times.push_back(now() - begin);
-    }
-    std::sort(times.begin(), times.end());
-    return times[4];
-}
-
 void run_times() {
     const int width = 1536, states = 16, kernel = 4, count = 256;
     const Floats x = normals((size_t)count * width, 1), weight = normals((size_t)kernel * width, 2), bias = normals(width, 3);
@@ -221,17 +173,16 @@ void run_times() {
     const SsmShape scan{width, states, a.data(), bias.data()};
     const SsmInputs in{x.data(), dt.data(), b.data(), c.data(), (size_t)width, (size_t)width, (size_t)states, (size_t)states};
     const RouteShape route{256, 8, true, bias.data(), 8, 4, true, 2.5f};
-    for (const Kernels* k : {avx512_kernels(), avx2_kernels()}) {
-        if (!k) continue;
-        const double peak = k == avx512_kernels() ? peak_gflops_avx512() : peak_gflops_avx2();
+    for (const Kernels* k : fast_kernels()) {
+        const Peaks peaks = measure_peaks(*k);
         const double conv_s = median_s([&] { k->conv(conv, x.data(), width, count, nullptr, state.data(), y.data(), width, 0, width); });
         const double scan_s = median_s([&] { k->ssm_scan(scan, in, count, nullptr, state.data(), y.data(), width, 0, width); });
         Floats out(16), scratch(k->route_scratch(route));
         const double route_s = median_s([&] { for (int i = 0; i < count; ++i) k->route(route, logits.data(), out.data(), scratch.data()); });
         std::printf("%-7s conv 4 of 1536: %5.0f ns a token, %5.1f GFLOPS, %5.1f GB/s; scan 1536 x 16: %6.0f ns, %5.1f GFLOPS counting exp as 20 "
-                    "(peak %.0f); route 8 of 256: %5.0f ns\n",
+                    "(%.0f %% of peak); route 8 of 256: %5.0f ns\n",
                     k->name, conv_s / count * 1e9, 2e-9 * width * kernel * count / conv_s, 8e-9 * width * count / conv_s, scan_s / count * 1e9,
-                    27e-9 * width * states * count / scan_s, peak, route_s / count * 1e9);
+                    27e-9 * width * states * count / scan_s, 2700e-9 * width * states * count / scan_s / peaks.floats, route_s / count * 1e9);
     }
 }
 
@@ -253,6 +204,5 @@ int main(int argc, char** argv) {
         const int experts = grouped ? (seed % 8 == 1 ? 64 : 40) : (const int[]){8, 3, 60, 128, 17}[seed % 5];
         check_route(experts, std::min(experts, 1 + (int)seed % 8), seed % 2, seed % 5 < 2, grouped ? 8 : 1, grouped ? 3 : 1, seed % 3 != 1, seed);
     }
-    std::printf(failures ? "%d FAILURES\n" : "recurrent and mixture: all right\n", failures);
-    return failures != 0;
+    return report("recurrent");
 }

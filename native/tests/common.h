@@ -1,0 +1,132 @@
+// What the tests of the kernels share: the instruction sets that run, counted checks, random numbers, memory, medians.
+#pragma once
+
+#include "../kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+#include <time.h>
+
+namespace headrace {
+
+// Under the sanitizers the same shapes, fewer combinations of them (tests/Makefile).
+#if defined(HEADRACE_SHORT)
+constexpr bool IS_SHORT = true;
+#else
+constexpr bool IS_SHORT = false;
+#endif
+
+// ------------------------------------------------------------------------------------------------ instruction sets
+
+inline std::vector<const Kernels*> fast_kernels() {  // those worth timing
+    std::vector<const Kernels*> all;
+    for (const Kernels* kernels : {avx512_kernels(), avx2_kernels()})
+        if (kernels) all.push_back(kernels);
+    return all;
+}
+
+inline std::vector<const Kernels*> all_kernels() {  // scalar first
+    std::vector<const Kernels*> all = fast_kernels();
+    all.push_back(&scalar_kernels());
+    std::reverse(all.begin(), all.end());
+    return all;
+}
+
+// -------------------------------------------------------------------------------------------------------- checking
+
+inline long num_checks = 0, num_failures = 0;
+
+#define EXPECT(condition, ...)                              \
+    do {                                                    \
+        ++num_checks;                                       \
+        if (!(condition) && ++num_failures <= 20) {         \
+            std::printf("%s:%d: ", __FILE__, __LINE__);     \
+            std::printf(__VA_ARGS__);                       \
+            std::printf("\n");                              \
+        }                                                   \
+    } while (0)
+
+inline int report(const char* name) {  // the exit status of a test
+    std::printf("%-10s %8ld checks, %ld failures:", name, num_checks, num_failures);
+    for (const Kernels* kernels : all_kernels()) std::printf(" %s", kernels->name);
+    std::printf("\n");
+    return num_failures != 0;
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// ----------------------------------------------------------------------------------------------- numbers and memory
+
+using Floats = std::vector<float>;
+
+inline Floats normals(size_t count, unsigned seed, float scale = 1) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    Floats x(count);
+    for (float& v : x) v = scale * normal(random);
+    return x;
+}
+
+// Not a byte longer than asked for, so that the address sanitizer sees a step beyond. From 2 MiB on in huge pages, like
+// the executor's memory.
+class Bytes {
+public:
+    explicit Bytes(size_t size) : size_(size) {
+        void* data = nullptr;
+        if (posix_memalign(&data, size < HUGE_PAGE ? 64 : HUGE_PAGE, size)) std::abort();
+        if (size >= HUGE_PAGE) madvise(data, size / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+        data_ = static_cast<uint8_t*>(data);
+    }
+    ~Bytes() { std::free(data_); }
+    Bytes(const Bytes&) = delete;
+    uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    static constexpr size_t HUGE_PAGE = 1 << 21;
+    size_t size_;
+    uint8_t* data_;
+};
+
+// ---------------------------------------------------------------------------------------------------------- timing
+
+inline double now_s() {  // of this thread's processor time: others may share the machine
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+inline double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+template <typename F>
+double run_s(F&& work, int repeat = 1) {
+    const double begin = now_s();
+    for (int i = 0; i < repeat; ++i) work();
+    return (now_s() - begin) / repeat;
+}
+
+// Seconds of one call, the median of `runs` runs of at least 2 ms each.
+template <typename F>
+double median_s(F&& work, int runs = 9) {
+    const int repeat = std::max(1, (int)(0.002 / (run_s(work) + 1e-9)));
+    std::vector<double> times;
+    for (int i = 0; i < runs; ++i) times.push_back(run_s(work, repeat));
+    return median(times);
+}
+
+}  // namespace headrace
