@@ -29,6 +29,7 @@ from headrace.models.catalogue import DEFAULT_MODEL
 from headrace.models.fetch import resolve
 from headrace.models.progress import no_progress
 from headrace.server.build import ServeConfig, build
+from headrace.server.serve import settle_interpreter
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 NUM_STARTS = 7
@@ -73,6 +74,7 @@ class _TimedNative:
 def engine_overhead(num_sequences: int, budget_ms: float, num_steps: int = 100) -> Figure:
     """A step without its native call, nothing overlapped (depth 1): processor time of its thread."""
     engine = build(ServeConfig(max_running=num_sequences, depth=1, kv_memory_bytes=1 << 30)).engine
+    settle_interpreter()
     backend = engine.executor.backend  # type: ignore[attr-defined]
     assert isinstance(backend, NativeModel)
     native = backend._native = _TimedNative(backend._native)  # type: ignore[assignment]

@@ -80,6 +80,7 @@ void run(Model& model, Ints token_ids, Ints positions, std::optional<Ints> paren
 
 NB_MODULE(_native, m) {
     m.doc() = "The native CPU backend of Headrace.";
+    nb::set_leak_warnings(false);  // a server freezes its objects (gc.freeze): they live until the process ends
 
     nb::enum_<Packing>(m, "Packing")
         .value("F32", Packing::F32)

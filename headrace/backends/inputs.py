@@ -53,10 +53,10 @@ class BatchInputs:
         spans, tables, starts = array("i"), array("i"), array("i")
         for span in plan.spans:
             spans.extend((span.start, span.count, span.first_row))
-        for group in range(len(plan.spans[0].tables) if plan.spans else 0):
-            for span in plan.spans:
+        for of_group in zip(*[span.tables for span in plan.spans], strict=True):
+            for table in of_group:
                 starts.append(len(tables))
-                tables.extend(span.tables[group])
+                tables.extend(table)
         inputs = cls(
             token_ids=_array(plan.token_ids),
             positions=_array(plan.positions),

@@ -96,8 +96,8 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens a step could take up now, those being sampled included."""
-        known = len(self.tokens) + self.num_sampling
-        return min(known, self.limit - 1) - self.num_computed - self.num_in_flight
+        known, last = len(self.tokens) + self.num_sampling, self.limit - 1
+        return (known if known < last else last) - self.num_computed - self.num_in_flight
 
     @property
     def needs_scores(self) -> bool:

@@ -75,7 +75,6 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
         params = sequence.request.sampling
         if step.kinds[readout] == ReadoutKind.SAMPLE:
             if params.is_plain:  # most rows: argmax looks at nothing else
-                lists.skip()
                 continue
             row = step.rows[readout]
             position = int(inputs.positions[row]) + 1
@@ -84,13 +83,14 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
                 numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
             numbers[readout, 5:] = penalties
+            lists.skip_to(readout)
             lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
             wanted = params.num_logprobs or 0
-            lists.skip()
         num_top[readout] = wanted
         max_top = max(max_top, wanted)
+    lists.skip_to(count)
     width = max(max_top, 0)
     return Readouts(
         vocab_size=vocab_size,
@@ -109,6 +109,9 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
     )
 
 
+NUM_LISTS = 4
+
+
 class _IdLists:
     """Lists of (id, value), one after the other, as `Readouts` wants them."""
 
@@ -117,10 +120,10 @@ class _IdLists:
         self.values = array("d")
         self.starts = array("i", [0])
 
-    def skip(self) -> None:
-        """A readout's four lists, all empty."""
-        end = len(self.ids)
-        self.starts.extend((end, end, end, end))
+    def skip_to(self, readout: int) -> None:
+        """The lists of all readouts before this one that have none yet are empty."""
+        num_missing = NUM_LISTS * readout + 1 - len(self.starts)
+        self.starts.extend(array("i", [len(self.ids)]) * num_missing)
 
     def add(self, ids: Collection[int] = (), values: Collection[float] | None = None) -> None:
         self.ids.extend(ids)
