@@ -307,12 +307,12 @@ class Session:
             except Unavailable as error:
                 self._bar.say(str(error))
                 continue
-            if here := self._environments.get("llama.cpp"):
-                title = f"llama-cpp-python's server, {wanted}"
-                specs.append(servers.llama_cpp_server(here.python, file, title, threads, eos_ids))
             if here := self._environments.get("llama-server"):
                 program = here.built("llama-server")
                 specs.append(servers.llama_server(program, file, f"llama-server, {wanted}", threads))
+            elif here := self._environments.get("llama.cpp"):  # it takes one request at a time: second choice
+                title = f"llama-cpp-python's server, {wanted}"
+                specs.append(servers.llama_cpp_server(here.python, file, title, threads, eos_ids))
         return specs
 
     # Descriptions.

@@ -133,8 +133,7 @@ class Scheduler:
     def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
         """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
         count = sequence.num_remaining
-        if count > max_tokens:
-            count = max_tokens
+        count = min(count, max_tokens)
         if count <= 0 or (self._forks and any(parent is sequence for parent, _ in self._forks)):
             return
         while (room := self.state.memory.grow(sequence, count)) is None:
