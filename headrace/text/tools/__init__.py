@@ -1,0 +1,1 @@
+"""What a reply means: tool calls and reasoning, told apart from text while it is being made."""
