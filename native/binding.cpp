@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <type_traits>
+
 #include "ops.h"
 
 namespace nb = nanobind;
@@ -20,10 +22,20 @@ using OutInts = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 using OutDoubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using StoredRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-std::unique_ptr<T> made(T op) {
-    return std::make_unique<T>(std::move(op));
-}
+// Methods of Model that add an op made of their arguments. The names of those that go row by row are kept: the places of
+// buffers depend on it.
+struct OpMethods {
+    nb::class_<Model>& model;
+    nb::list row_by_row;
+
+    template <class T, class... Arguments, class... Names>
+    void add(const char* name, Names... names) {
+        model.def(name, [](Model& self, Arguments... arguments) {
+            self.add_op(std::make_unique<T>(std::move(arguments)...));
+        }, names...);
+        if constexpr (std::is_base_of_v<RowOp, T>) row_by_row.append(name);
+    }
+};
 
 // Spans [n, 3] (start, count, first row); tables of all spans of group 0, then group 1, ..., and where each begins.
 Step step_of(const Ints& token_ids, const Ints& positions, const std::optional<Ints>& parents, const Ints& spans,
@@ -104,6 +116,11 @@ NB_MODULE(_native, m) {
         .def("__init__", [](Buffer* self, int32_t offset, int32_t width, bool is_quantized) {
             new (self) Buffer{offset, width, is_quantized};
         }, "offset"_a, "width"_a, "is_quantized"_a);
+    nb::class_<RouteShape>(m, "RouteShape")
+        .def("__init__", [](RouteShape* self, int32_t num_experts, int32_t top_k, bool is_sigmoid, int32_t num_groups,
+                            int32_t top_groups, bool renormalize, float scaling) {
+            new (self) RouteShape{num_experts, top_k, is_sigmoid, nullptr, num_groups, top_groups, renormalize, scaling};
+        }, "num_experts"_a, "top_k"_a, "is_sigmoid"_a, "num_groups"_a, "top_groups"_a, "renormalize"_a, "scaling"_a);
     nb::class_<AttentionShape>(m, "AttentionShape")
         .def("__init__", [](AttentionShape* self, int32_t heads, int32_t kv_heads, int32_t key_width, int32_t value_width,
                             float scale, int32_t window, float softcap) {
@@ -122,7 +139,8 @@ NB_MODULE(_native, m) {
         return names;
     }, "Instruction sets this processor can run, best first.");
 
-    nb::class_<Model>(m, "Model")
+    nb::class_<Model> model_class(m, "Model");
+    model_class
         .def(nb::init<int, int, const std::string&>(), "num_threads"_a, "max_tokens"_a, "isa"_a)
         .def("add_matrix", [](Model& model, Packing packing, int32_t width, StoredRows stored) {
             nb::gil_scoped_release released;
@@ -153,115 +171,41 @@ NB_MODULE(_native, m) {
         }, "Per op (name, bytes of weights, runs, nanoseconds) since profiling was switched on.")
         .def_prop_ro("isa", [](const Model& model) { return model.kernels().name; })
         .def_prop_ro("num_threads", &Model::num_threads)
-        .def_prop_ro("packed_bytes", &Model::packed_bytes)
+        .def_prop_ro("packed_bytes", &Model::packed_bytes);
 
-        .def("embed", [](Model& model, int matrix, Buffer out) {
-            Embed op;
-            op.matrix = matrix, op.out = out;
-            model.add_op(made(std::move(op)));
-        }, "matrix"_a, "out"_a)
-        .def("select_rows", [](Model& model, Buffer in, Buffer out) {
-            SelectRows op;
-            op.in = in, op.out = out;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a)
-        .def("norm", [](Model& model, Buffer in, Buffer out, int weight, int32_t heads, float eps, float offset) {
-            Norm op;
-            op.in = in, op.out = out, op.weight = weight, op.heads = heads, op.eps = eps, op.offset = offset;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "weight"_a, "heads"_a, "eps"_a, "offset"_a)
-        .def("quantize", [](Model& model, Buffer in, Buffer out) {
-            Quantize op;
-            op.in = in, op.out = out;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a)
-        .def("element", [](Model& model, Elementwise verb, int32_t kind, float number, Buffer a, Buffer b, Buffer out) {
-            Element op;
-            op.verb = verb, op.kind = kind, op.number = number, op.a = a, op.b = b, op.out = out;
-            model.add_op(made(std::move(op)));
-        }, "verb"_a, "kind"_a, "number"_a, "a"_a, "b"_a, "out"_a)
-        .def("copy_heads", [](Model& model, Buffer in, Buffer out, int32_t heads, int32_t start, int32_t to_start,
-                              int32_t width) {
-            CopyHeads op;
-            op.in = in, op.out = out, op.heads = heads, op.start = start, op.to_start = to_start, op.width = width;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "heads"_a, "start"_a, "to_start"_a, "width"_a)
-        .def("rope", [](Model& model, Buffer in, Buffer out, int table, int32_t heads, int32_t start, int32_t pairs,
-                        bool interleaved) {
-            Rope op;
-            op.in = in, op.out = out, op.table = table, op.heads = heads, op.start = start, op.pairs = pairs;
-            op.interleaved = interleaved;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "table"_a, "heads"_a, "start"_a, "pairs"_a, "interleaved"_a)
+    OpMethods ops{model_class, nb::list()};
+    ops.add<Embed, int, Buffer>("embed", "matrix"_a, "out"_a);
+    ops.add<SelectRows, Buffer, Buffer>("select_rows", "in_"_a, "out"_a);
+    ops.add<Norm, Buffer, Buffer, int, int32_t, float, float>("norm", "in_"_a, "out"_a, "weight"_a, "heads"_a, "eps"_a,
+                                                              "offset"_a);
+    ops.add<Quantize, Buffer, Buffer>("quantize", "in_"_a, "out"_a);
+    ops.add<Element, Elementwise, int32_t, float, Buffer, Buffer, Buffer>("element", "verb"_a, "kind"_a, "number"_a, "a"_a,
+                                                                          "b"_a, "out"_a);
+    ops.add<CopyHeads, Buffer, Buffer, int32_t, int32_t, int32_t, int32_t>("copy_heads", "in_"_a, "out"_a, "heads"_a,
+                                                                           "start"_a, "to_start"_a, "width"_a);
+    ops.add<Rope, Buffer, Buffer, int, int32_t, int32_t, int32_t, bool>("rope", "in_"_a, "out"_a, "table"_a, "heads"_a,
+                                                                        "start"_a, "pairs"_a, "interleaved"_a);
+    ops.add<GatedLinear, Buffer, Buffer, int, int, int32_t>("gated_linear", "in_"_a, "out"_a, "gate"_a, "up"_a, "kind"_a);
+    ops.add<HeadLinear, Buffer, Buffer, std::vector<int>>("head_linear", "in_"_a, "out"_a, "matrices"_a);
+    ops.add<StoreKV, Buffer, Buffer, int, int, bool>("store_kv", "k"_a, "v"_a, "group"_a, "cache"_a, "is_latent"_a);
+    ops.add<Conv, Buffer, Buffer, int, int, int32_t, int, int>("conv", "in_"_a, "out"_a, "weight"_a, "bias"_a, "kernel"_a,
+                                                               "group"_a, "state"_a);
+    ops.add<SsmScan, Buffer, Buffer, Buffer, Buffer, Buffer, int, int, int32_t, int, int>(
+        "ssm_scan", "x"_a, "dt"_a, "b"_a, "c"_a, "out"_a, "a"_a, "d"_a, "state_size"_a, "group"_a, "state"_a);
+    ops.add<Route, Buffer, Buffer, int, RouteShape>("route", "in_"_a, "out"_a, "bias"_a, "shape"_a);
+    ops.add<ExpertsGated, Buffer, Buffer, Buffer, Buffer, std::vector<int>, std::vector<int>, int32_t, int32_t>(
+        "experts_gated", "gate_in"_a, "up_in"_a, "routing"_a, "out"_a, "gate"_a, "up"_a, "top_k"_a, "kind"_a);
+    ops.add<ExpertsDown, Buffer, Buffer, Buffer, std::vector<int>, int32_t>("experts_down", "in_"_a, "routing"_a, "out"_a,
+                                                                            "down"_a, "top_k"_a);
+    ops.add<ExpertsSum, Buffer, Buffer, Buffer, int32_t>("experts_sum", "in_"_a, "routing"_a, "out"_a, "top_k"_a);
+    model_class
         .def("linear", [](Model& model, Buffer in, std::vector<Linear::Part> parts) {
-            Linear op;
-            op.in = in, op.parts = std::move(parts);
-            op.prepare(model);
-            model.add_op(made(std::move(op)));
+            model.add_op(std::make_unique<Linear>(model, in, std::move(parts)));
         }, "in_"_a, "parts"_a)
-        .def("gated_linear", [](Model& model, Buffer in, Buffer out, int gate, int up, int32_t kind) {
-            GatedLinear op;
-            op.in = in, op.out = out, op.gate = gate, op.up = up, op.kind = kind;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "gate"_a, "up"_a, "kind"_a)
-        .def("head_linear", [](Model& model, Buffer in, Buffer out, std::vector<int> matrices) {
-            HeadLinear op;
-            op.in = in, op.out = out, op.matrices = std::move(matrices);
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "matrices"_a)
-        .def("store_kv", [](Model& model, Buffer k, Buffer v, int group, int cache, bool is_latent) {
-            StoreKV op;
-            op.k = k, op.v = v, op.group = group, op.cache = cache, op.is_latent = is_latent;
-            model.add_op(made(std::move(op)));
-        }, "k"_a, "v"_a, "group"_a, "cache"_a, "is_latent"_a)
         .def("attend", [](Model& model, Buffer q, Buffer out, int group, int cache, AttentionShape shape) {
-            Attend op;
-            op.q = q, op.out = out, op.group = group, op.cache = cache, op.shape = shape;
-            AttendMerge merge;
-            merge.attend.q = q, merge.attend.out = out, merge.attend.group = group, merge.attend.cache = cache;
-            merge.attend.shape = shape;
-            model.add_op(made(std::move(op)));
-            model.add_op(made(std::move(merge)));
-        }, "q"_a, "out"_a, "group"_a, "cache"_a, "shape"_a)
-        .def("conv", [](Model& model, Buffer in, Buffer out, int weight, int bias, int32_t kernel, int group, int state) {
-            Conv op;
-            op.in = in, op.out = out, op.weight = weight, op.bias = bias, op.kernel = kernel;
-            op.group = group, op.state = state, op.width = in.width;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "weight"_a, "bias"_a, "kernel"_a, "group"_a, "state"_a)
-        .def("ssm_scan", [](Model& model, Buffer x, Buffer dt, Buffer b, Buffer c, Buffer out, int a, int d,
-                            int32_t state_size, int group, int state) {
-            SsmScan op;
-            op.x = x, op.dt = dt, op.b = b, op.c = c, op.out = out, op.a = a, op.d = d, op.state_size = state_size;
-            op.group = group, op.state = state, op.width = x.width;
-            model.add_op(made(std::move(op)));
-        }, "x"_a, "dt"_a, "b"_a, "c"_a, "out"_a, "a"_a, "d"_a, "state_size"_a, "group"_a, "state"_a)
-        .def("route", [](Model& model, Buffer in, Buffer out, int bias, int32_t num_experts, int32_t top_k, bool is_sigmoid,
-                         int32_t num_groups, int32_t top_groups, bool renormalize, float scaling) {
-            Route op;
-            op.in = in, op.out = out, op.bias = bias;
-            op.shape = {num_experts, top_k, is_sigmoid, nullptr, num_groups, top_groups, renormalize, scaling};
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "out"_a, "bias"_a, "num_experts"_a, "top_k"_a, "is_sigmoid"_a, "num_groups"_a, "top_groups"_a,
-           "renormalize"_a, "scaling"_a)
-        .def("experts_gated", [](Model& model, Buffer gate_in, Buffer up_in, Buffer routing, Buffer out, std::vector<int> gate,
-                                 std::vector<int> up, int32_t top_k, int32_t kind) {
-            ExpertsGated op;
-            op.gate_in = gate_in, op.up_in = up_in, op.routing = routing, op.out = out, op.kind = kind, op.top_k = top_k;
-            op.num_experts = (int32_t)gate.size(), op.outputs = out.width / top_k;
-            op.gate = std::move(gate), op.up = std::move(up);
-            model.add_op(made(std::move(op)));
-        }, "gate_in"_a, "up_in"_a, "routing"_a, "out"_a, "gate"_a, "up"_a, "top_k"_a, "kind"_a)
-        .def("experts_down", [](Model& model, Buffer in, Buffer routing, Buffer out, std::vector<int> down, int32_t top_k) {
-            ExpertsDown op;
-            op.in = in, op.routing = routing, op.out = out, op.top_k = top_k;
-            op.num_experts = (int32_t)down.size(), op.outputs = out.width / top_k;
-            op.down = std::move(down);
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "routing"_a, "out"_a, "down"_a, "top_k"_a)
-        .def("experts_sum", [](Model& model, Buffer in, Buffer routing, Buffer out, int32_t top_k) {
-            ExpertsSum op;
-            op.in = in, op.routing = routing, op.out = out, op.top_k = top_k;
-            model.add_op(made(std::move(op)));
-        }, "in_"_a, "routing"_a, "out"_a, "top_k"_a);
+            const Attend attend(q, out, group, cache, shape);
+            model.add_op(std::make_unique<Attend>(attend));
+            model.add_op(std::make_unique<AttendMerge>(attend));
+        }, "q"_a, "out"_a, "group"_a, "cache"_a, "shape"_a);
+    m.attr("ROW_BY_ROW") = ops.row_by_row;
 }

@@ -110,8 +110,6 @@ struct Turn {
 // An op of the native list. `num_tiles` is a pure function of the step, so that every thread works it out for itself.
 class Op {
 public:
-    Op() = default;
-    Op(Op&&) = default;
     virtual ~Op() = default;
     virtual std::string name() const = 0;
     virtual int64_t num_tiles(const Model& model, int32_t rows) const = 0;

@@ -53,7 +53,7 @@ void GatedLinear::warm(const Model& model, int64_t index) const {
     fetch(model, up, (int32_t)index * (GROUP / STRIP));
 }
 
-void Linear::prepare(const Model& model) {
+Linear::Linear(const Model& model, Buffer in, std::vector<Part> all) : in(in), parts(std::move(all)) {
     int32_t strips = 0;
     for (const Part& part : parts) strips += model.matrix(part.matrix).num_strips();
     // Some eight tiles a thread: enough for a busy core to fall behind without holding up the others.

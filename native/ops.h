@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model.h"
@@ -53,6 +54,7 @@ struct RowOp : Op {
 struct Embed : RowOp {
     int matrix;
     Buffer out;
+    Embed(int matrix, Buffer out) : matrix(matrix), out(out) {}
     const char* one_name() const override { return "embed"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         float* to = model.floats(out, rows) + (size_t)row * out.width;
@@ -63,6 +65,7 @@ struct Embed : RowOp {
 // Rows to read out, from the trunk's last buffer.
 struct SelectRows : RowOp {
     Buffer in, out;
+    SelectRows(Buffer in, Buffer out) : in(in), out(out) {}
     const char* one_name() const override { return "select rows"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const float* from = model.trunk_floats(in) + (size_t)model.step().readout_rows[row] * in.width;
@@ -76,6 +79,8 @@ struct Norm : RowOp {
     int weight;
     int32_t heads;
     float eps, offset;
+    Norm(Buffer in, Buffer out, int weight, int32_t heads, float eps, float offset)
+        : in(in), out(out), weight(weight), heads(heads), eps(eps), offset(offset) {}
     const char* one_name() const override { return "norm"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override {
         const float* x = model.floats(in, rows) + (size_t)row * in.width;
@@ -89,6 +94,7 @@ struct Norm : RowOp {
 
 struct Quantize : RowOp {
     Buffer in, out;
+    Quantize(Buffer in, Buffer out) : in(in), out(out) {}
     const char* one_name() const override { return "quantize"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         model.kernels().quantize(model.floats(in, rows) + (size_t)row * in.width, row, model.quantized(out, rows));
@@ -102,6 +108,8 @@ struct Element : RowOp {
     int32_t kind;   // of activation
     float number;   // factor or cap
     Buffer a, b, out;
+    Element(Elementwise verb, int32_t kind, float number, Buffer a, Buffer b, Buffer out)
+        : verb(verb), kind(kind), number(number), a(a), b(b), out(out) {}
     const char* one_name() const override { return "element"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const Kernels& k = model.kernels();
@@ -122,6 +130,8 @@ struct Element : RowOp {
 struct CopyHeads : RowOp {
     Buffer in, out;
     int32_t heads, start, to_start, width;
+    CopyHeads(Buffer in, Buffer out, int32_t heads, int32_t start, int32_t to_start, int32_t width)
+        : in(in), out(out), heads(heads), start(start), to_start(to_start), width(width) {}
     const char* one_name() const override { return "copy heads"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const int32_t in_head = in.width / heads, out_head = out.width / heads;
@@ -138,6 +148,8 @@ struct Rope : RowOp {
     int table;
     int32_t heads, start, pairs;
     bool interleaved;
+    Rope(Buffer in, Buffer out, int table, int32_t heads, int32_t start, int32_t pairs, bool interleaved)
+        : in(in), out(out), table(table), heads(heads), start(start), pairs(pairs), interleaved(interleaved) {}
     const char* one_name() const override { return "rope"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override {
         const float* turns = model.vector(table) + (size_t)model.step().positions[row] * 2 * pairs;
@@ -158,7 +170,7 @@ struct Linear : Op {
     std::vector<int32_t> first_tile;  // of each part, and the total
     int32_t strips_per_tile;
 
-    void prepare(const Model& model);
+    Linear(const Model& model, Buffer in, std::vector<Part> parts);
     size_t part_of(int64_t tile) const;
     std::string name() const override { return "linear"; }
     int64_t num_tiles(const Model&, int32_t) const override { return first_tile.back(); }
@@ -172,6 +184,7 @@ struct GatedLinear : Op {
     Buffer in, out;
     int gate, up;
     int32_t kind;
+    GatedLinear(Buffer in, Buffer out, int gate, int up, int32_t kind) : in(in), out(out), gate(gate), up(up), kind(kind) {}
     std::string name() const override { return "gated linear"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return (model.matrix(gate).rows + GROUP - 1) / GROUP;
@@ -185,6 +198,7 @@ struct GatedLinear : Op {
 struct HeadLinear : Op {
     Buffer in, out;
     std::vector<int> matrices;
+    HeadLinear(Buffer in, Buffer out, std::vector<int> matrices) : in(in), out(out), matrices(std::move(matrices)) {}
     std::string name() const override { return "head linear"; }
     int64_t num_tiles(const Model&, int32_t) const override { return (int64_t)matrices.size(); }
     void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
@@ -194,6 +208,8 @@ struct StoreKV : RowOp {
     Buffer k, v;
     int group, cache;
     bool is_latent;
+    StoreKV(Buffer k, Buffer v, int group, int cache, bool is_latent)
+        : k(k), v(v), group(group), cache(cache), is_latent(is_latent) {}
     const char* one_name() const override { return "store kv"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch&) const override;
 };
@@ -205,6 +221,8 @@ struct Attend : Op {
     int group, cache;
     AttentionShape shape;
 
+    Attend(Buffer q, Buffer out, int group, int cache, AttentionShape shape)
+        : q(q), out(out), group(group), cache(cache), shape(shape) {}
     static bool is_split(const Model& model, const AttentionShape& shape) {
         const int64_t num_pairs = (int64_t)model.step().blocks.size() * shape.kv_heads;
         return model.num_threads() > 1 && model.step().num_chunks > 1 && num_pairs < 4 * model.num_threads();
@@ -221,6 +239,7 @@ struct Attend : Op {
 
 struct AttendMerge : Op {
     Attend attend;
+    explicit AttendMerge(const Attend& attend) : attend(attend) {}
     std::string name() const override { return "merge attention"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return Attend::is_split(model, attend.shape) ? (int64_t)model.step().blocks.size() * attend.shape.kv_heads : 0;
@@ -233,6 +252,7 @@ struct Recurrent : Op {
     static constexpr int32_t CHANNELS = 256;
     int group, state;
     int32_t width;
+    Recurrent(int group, int state, int32_t width) : group(group), state(state), width(width) {}
     int64_t tiles_per_span() const { return (width + CHANNELS - 1) / CHANNELS; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return (int64_t)model.step().spans.size() * tiles_per_span();
@@ -243,6 +263,8 @@ struct Conv : Recurrent {
     Buffer in, out;
     int weight, bias;
     int32_t kernel;
+    Conv(Buffer in, Buffer out, int weight, int bias, int32_t kernel, int group, int state)
+        : Recurrent(group, state, in.width), in(in), out(out), weight(weight), bias(bias), kernel(kernel) {}
     std::string name() const override { return "convolution"; }
     void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
@@ -251,6 +273,8 @@ struct SsmScan : Recurrent {
     Buffer x, dt, b, c, out;
     int a, d;
     int32_t state_size;
+    SsmScan(Buffer x, Buffer dt, Buffer b, Buffer c, Buffer out, int a, int d, int32_t state_size, int group, int state)
+        : Recurrent(group, state, x.width), x(x), dt(dt), b(b), c(c), out(out), a(a), d(d), state_size(state_size) {}
     std::string name() const override { return "ssm scan"; }
     void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
@@ -259,6 +283,7 @@ struct Route : RowOp {
     Buffer in, out;
     int bias;
     RouteShape shape;
+    Route(Buffer in, Buffer out, int bias, RouteShape shape) : in(in), out(out), bias(bias), shape(shape) {}
     const char* one_name() const override { return "route"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
 };
@@ -269,6 +294,8 @@ struct ExpertOp : Op {
     static constexpr int32_t COLUMNS = 4 * GROUP;
     Buffer routing;
     int32_t num_experts, top_k, outputs;
+    ExpertOp(Buffer routing, size_t num_experts, int32_t top_k, int32_t outputs)
+        : routing(routing), num_experts((int32_t)num_experts), top_k(top_k), outputs(outputs) {}
     int32_t tiles_per_expert() const { return (outputs + COLUMNS - 1) / COLUMNS; }
     int64_t num_tiles(const Model&, int32_t) const override { return (int64_t)num_experts * tiles_per_expert(); }
     // Those of an expert, in order; how many.
@@ -280,6 +307,10 @@ struct ExpertsGated : ExpertOp {
     Buffer gate_in, up_in, out;  // x for either: quantized where its weights are
     std::vector<int> gate, up;
     int32_t kind;
+    ExpertsGated(Buffer gate_in, Buffer up_in, Buffer routing, Buffer out, std::vector<int> gate, std::vector<int> up,
+                 int32_t top_k, int32_t kind)
+        : ExpertOp(routing, gate.size(), top_k, out.width / top_k), gate_in(gate_in), up_in(up_in), out(out),
+          gate(std::move(gate)), up(std::move(up)), kind(kind) {}
     std::string name() const override { return "experts, gated"; }
     int64_t weight_bytes(const Model& model) const override;
     void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
@@ -289,6 +320,8 @@ struct ExpertsGated : ExpertOp {
 struct ExpertsDown : ExpertOp {
     Buffer in, out;
     std::vector<int> down;
+    ExpertsDown(Buffer in, Buffer routing, Buffer out, std::vector<int> down, int32_t top_k)
+        : ExpertOp(routing, down.size(), top_k, out.width / top_k), in(in), out(out), down(std::move(down)) {}
     std::string name() const override { return "experts, down"; }
     int64_t weight_bytes(const Model& model) const override;
     void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
@@ -298,6 +331,7 @@ struct ExpertsDown : ExpertOp {
 struct ExpertsSum : RowOp {
     Buffer in, routing, out;
     int32_t top_k;
+    ExpertsSum(Buffer in, Buffer routing, Buffer out, int32_t top_k) : in(in), routing(routing), out(out), top_k(top_k) {}
     const char* one_name() const override { return "experts, sum"; }
     void one(const Model& model, int32_t rows, int32_t row, Scratch& scratch) const override;
 };

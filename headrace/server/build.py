@@ -133,6 +133,7 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         vocab_size=min(tokenizer.vocab_size, description.vocab_size),
         numerics=f"{checkpoint.digest()}/{backend.numerics}",
     )
+    checkpoint.forget_pages()  # every backend has its own copy of the weights by now
     return Deployment(
         engine=engine,
         tokenizer=tokenizer,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.backends.native import _native
 from headrace.backends.native.placing import Arena, Ref
 from headrace.core.errors import ConfigurationError
 from headrace.program import mixture_ops, ops, recurrent_ops
@@ -19,20 +20,7 @@ from headrace.program.program import Program
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3, "softplus": 4}
 """Numbers of `Activation` in native/rowwise.h."""
-ROW_BY_ROW = frozenset(
-    {
-        "embed",
-        "select_rows",
-        "norm",
-        "quantize",
-        "element",
-        "copy_heads",
-        "rope",
-        "route",
-        "store_kv",
-        "experts_sum",
-    }
-)
+ROW_BY_ROW = frozenset(_native.ROW_BY_ROW)
 """The calls whose native ops are `RowOp`s."""
 
 
@@ -308,17 +296,7 @@ class _Lowering:
 
     def _route(self, op: mixture_ops.Route) -> None:
         bias = None if op.bias is None else Weight(op.bias, is_vector=True)
-        arguments = {
-            "bias": bias,
-            "num_experts": op.num_experts,
-            "top_k": op.top_k,
-            "is_sigmoid": op.score == "sigmoid",
-            "num_groups": op.num_groups,
-            "top_groups": op.top_groups,
-            "renormalize": op.renormalize,
-            "scaling": op.scaling,
-        }
-        self._simple(op, "route", arguments)
+        self._simple(op, "route", {"bias": bias, "shape": op})
 
     def _experts(self, op: mixture_ops.Experts) -> None:
         buffer, routing, out = op.inputs[0], self.ref(op.inputs[1]), self.ref(op.output)

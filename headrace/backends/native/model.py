@@ -17,6 +17,7 @@ from headrace.core.cache import CacheGroup, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
 from headrace.program.cache import StateEntry
+from headrace.program.mixture_ops import Route
 from headrace.program.ops import Attend
 from headrace.program.program import Program
 from headrace.program.rope import Rotation
@@ -238,6 +239,16 @@ class NativeModel:
                         value.scale,
                         value.window,
                         value.softcap,
+                    )
+                case Route():
+                    return _native.RouteShape(
+                        value.num_experts,
+                        value.top_k,
+                        value.score == "sigmoid",
+                        value.num_groups,
+                        value.top_groups,
+                        value.renormalize,
+                        value.scaling,
                     )
                 case Part():
                     bias = -1 if value.bias is None else self._vector(value.bias)

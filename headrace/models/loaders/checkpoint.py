@@ -56,6 +56,11 @@ class Checkpoint:
         """Bytes of all tensors as stored."""
         return sum(t.nbytes for t in self.tensors.values())
 
+    def forget_pages(self) -> None:
+        """Let the process's memory of the weight files go: read again, pages come back from the system's cache."""
+        for file in self.mapped:
+            file.forget_pages()
+
     def digest(self) -> str:
         """Identity of the weights as 64 hex digits, wherever the files lie and whatever they are called.
 

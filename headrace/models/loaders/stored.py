@@ -53,6 +53,11 @@ class MappedFile:
     def num_bytes(self) -> int:
         return len(self.buffer)
 
+    def forget_pages(self) -> None:
+        """Let the process's memory of the file go: read again, pages come back from the system's cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED)
+
     def window(self, start: int, num_bytes: int) -> NDArray[np.uint8]:
         """Bytes [start, start + num_bytes), read-only, not copied. The caller has checked the bounds."""
         return np.frombuffer(self.buffer, np.uint8, num_bytes, start)
