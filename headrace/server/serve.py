@@ -30,7 +30,7 @@ log = logging.getLogger("headrace.server")
 SWITCH_INTERVAL_S = 0.0002
 """Python's own 5 ms would let the engine's thread keep the event loop waiting that long, at every step."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""A step makes hundreds of objects, none in a cycle: at Python's own 700 they would all be looked at every other step."""
+"""A step makes hundreds of objects, none in a cycle; at Python's own 700 each would be looked at every other step."""
 SHUTDOWN_S = 5
 """For clients that do not read the end of their streams."""
 
