@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,20 +56,26 @@ class Figure:
         return (self.what, f"{self.measured:.3g} {self.unit}{verdict}", f"{self.budget:g} {self.unit}", self.note)
 
 
-class _TimedNative:
-    """The extension's model; knows how long its steps took."""
+class _Timed:
+    """In place of an object: knows how much processor time some of its methods took."""
 
-    def __init__(self, native: Any) -> None:
-        self._native = native
-        self.seconds = 0.0
+    def __init__(self, target: Any, *methods: str) -> None:
+        self._target = target
+        self._methods = methods
+        self.ms: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
+        found = getattr(self._target, name)
+        if name not in self._methods:
+            return found
 
-    def run(self, *arguments: Any) -> None:
-        begin = time.thread_time()
-        self._native.run(*arguments)
-        self.seconds += time.thread_time() - begin
+        def timed(*arguments: Any) -> Any:
+            begin = time.thread_time()
+            result = found(*arguments)
+            self.ms[name] += 1e3 * (time.thread_time() - begin)
+            return result
+
+        return timed
 
 
 def engine_overhead(num_sequences: int, budget_ms: float, num_steps: int = 100) -> Figure:
@@ -77,20 +84,26 @@ def engine_overhead(num_sequences: int, budget_ms: float, num_steps: int = 100) 
     settle_interpreter()
     backend = engine.executor.backend  # type: ignore[attr-defined]
     assert isinstance(backend, NativeModel)
-    native = backend._native = _TimedNative(backend._native)  # type: ignore[assignment]
+    native = backend._native = _Timed(backend._native, "run")
+    scheduler = engine.scheduler = _Timed(engine.scheduler, "schedule", "commit")  # type: ignore[assignment]
     for index in range(num_sequences):
         prompt = tuple(range(100 + index, 164 + index))
         engine.submit(Request(f"r{index}", prompt, SamplingParams(max_tokens=4 * num_steps, temperature=0)))
     started: set[str] = set()
     while len(started) < num_sequences:
         started |= {event.request_id for event in engine.step() if event.tokens}
-    own_ms = []
+    steps: list[tuple[float, float, float]] = []  # all of it, schedule, commit
     for _ in range(num_steps):
-        native.seconds, begin = 0.0, time.thread_time()
+        native.ms.clear()
+        scheduler.ms.clear()
+        begin = time.thread_time()
         engine.step()
-        own_ms.append(1e3 * (time.thread_time() - begin - native.seconds))
+        own_ms = 1e3 * (time.thread_time() - begin) - native.ms["run"]
+        steps.append((own_ms, scheduler.ms["schedule"], scheduler.ms["commit"]))
+    total, schedule, commit = (statistics.median(part) for part in zip(*steps, strict=True))
     what = f"engine, per step of {num_sequences} sequence{'s' if num_sequences > 1 else ''}"
-    return Figure(what, statistics.median(own_ms), budget_ms, "ms", "schedule, inputs, readouts, events; no HTTP")
+    rest = f"inputs, readouts and the rest {total - schedule - commit:.2g}; no HTTP"
+    return Figure(what, total, budget_ms, "ms", f"schedule {schedule:.2g}, commit {commit:.2g}, {rest}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import re
@@ -34,7 +35,7 @@ from benchmarks.peers.rounds import Contender, Gap, Record, contenders, run_roun
 from benchmarks.peers.runner import ROOT
 from benchmarks.peers.servers import ServerSpec
 from benchmarks.peers.sweep import Choice, Sweep, sweep
-from headrace.bench.machine import inspect_machine
+from headrace.bench.machine import PeaksError, inspect_machine, measure_reading
 from headrace.models.fetch import resolve
 from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.server.system import usable_cores, version
@@ -256,8 +257,14 @@ class Session:
             effort=QUICK if self._options.quick else FULL,
             record=self._record,
             advance=self._bar.advance,
+            read_gb_per_s=self._read_gb_per_s,
         )
         return sweeps
+
+    def _read_gb_per_s(self) -> float | None:
+        with contextlib.suppress(PeaksError):  # told with the machine
+            return measure_reading(self._options.threads)
+        return None
 
     def _sweep(self, lab: Lab, peer: Peer, subject: Subject, loads: list[Load]) -> Sweep:
         assert peer.recipe is not None

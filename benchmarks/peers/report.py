@@ -120,21 +120,22 @@ def _cell(samples: Sequence[Row], peer: str, role: str, ours: Mapping[int, float
 
 
 def floor_note(document: Row, subject: Row) -> str:
-    """How many decode steps of one stream the measured bandwidth allows; "" where it was not measured."""
-    peaks = document["machine"].get("peaks") or {}
-    read = [value for value in peaks.get("read_gb_per_s") or () if value]
-    if not read or not subject.get("weight_bytes"):
-        return ""
-    floor = max(read) * 1e9 / subject["weight_bytes"]
+    """What share of the memory's bandwidth a single stream of ours used; "" where that was not measured."""
     own = [
-        each["tokens_per_s"]
+        each
         for each in document["samples"]
         if each["subject"] == subject["name"] and each["load"] == "decode-1" and each["peer"] == OURS
     ]
-    share = f"; {OURS} reaches {100 * statistics.median(own) / floor:.0f} % of it" if own else ""
+    own = [each for each in own if each.get("read_gb_per_s")]
+    if not own or not subject.get("weight_bytes"):
+        return ""
+    floors = [each["read_gb_per_s"] * 1e9 / subject["weight_bytes"] for each in own]  # tokens per second
+    shares = [100 * each["tokens_per_s"] / floor for each, floor in zip(own, floors, strict=True)]
+    read = [each["read_gb_per_s"] for each in own]
     return (
         f"One step of one stream reads the weights once, {subject['weight_bytes'] / 1e6:.0f} MB: at the "
-        f"{max(read):.1f} GB/s measured before the run, at most {number(floor)} tokens/s{share}.\n"
+        f"{median_and_range(read)} GB/s read just before and after each turn, at most {median_and_range(floors)} "
+        f"tokens/s. {OURS} reaches {median_and_range(shares)} % of it.\n"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.peers.lab import Effort, Lab
 from benchmarks.peers.loads import Load, Subject
-from benchmarks.peers.peers import Peer, Settings, Variant
+from benchmarks.peers.peers import HEADRACE, Peer, Settings, Variant
 from benchmarks.peers.runner import RunnerError
 from benchmarks.peers.sweep import Choice
 
@@ -45,6 +45,8 @@ class Sample:
     settings: Settings
     tokens_per_s: float
     num_steps: int | None
+    read_gb_per_s: float | None = None
+    """What the memory gave just before and after, where that is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,12 @@ def run_rounds(
     effort: Effort,
     record: Record,
     advance: Advance,
+    read_gb_per_s: Callable[[], float | None],
 ) -> None:
-    """Fill the record. An engine that fails on a load leaves a gap and is not asked for that load again."""
+    """Fill the record. An engine that fails on a load leaves a gap and is not asked for that load again.
+
+    `read_gb_per_s` measures the memory's bandwidth: around our own single streams, whose floor it is.
+    """
     failed: set[tuple[str, str, str]] = set()
     for number in range(num_rounds):
         for load, everyone in plan.items():
@@ -99,6 +105,8 @@ def run_rounds(
                 if key in failed:
                     continue
                 advance(f"{subject.title}, {load.title}: {contender.peer.name} {contender.variant.title}")
+                is_bound = contender.peer.name == HEADRACE and load.num_sequences == 1 and not load.is_prompt
+                before = read_gb_per_s() if is_bound else None
                 try:
                     done = lab.measure(
                         contender.peer,
@@ -113,6 +121,7 @@ def run_rounds(
                     failed.add(key)
                     record.gaps.append(Gap(subject.name, load.name, contender.peer.name, str(error)))
                     continue
+                after = read_gb_per_s() if is_bound else None
                 record.samples.append(
                     Sample(
                         number,
@@ -124,5 +133,6 @@ def run_rounds(
                         contender.settings,
                         done.tokens_per_s,
                         done.num_steps,
+                        (before + after) / 2 if before and after else None,
                     )
                 )

@@ -84,14 +84,18 @@ class PeaksError(RuntimeError):
     """Why the limits could not be measured."""
 
 
-def measure_peaks(num_threads: int) -> dict[str, Any]:
-    """Build peaks.cpp where that has not happened yet, and run it. Raises `PeaksError`."""
+def measure_reading(num_threads: int) -> float:
+    """GB/s that so many threads read now; neighbours on a host change it within minutes. Raises `PeaksError`."""
+    return max(value for value in measure_peaks(num_threads, "read")["read_gb_per_s"] if value)
+
+
+def measure_peaks(num_threads: int, *only: str) -> dict[str, Any]:
+    """Build peaks.cpp where that has not happened yet, and run it; `only`: "read". Raises `PeaksError`."""
     program = _build()
     mib = min(BUFFER_MIB, int(system.memory_bytes()[1] * MAX_MEMORY_SHARE) >> 20)
+    command = [str(program), str(num_threads), str(mib), *only]
     try:
-        done = subprocess.run(
-            [program, str(num_threads), str(mib)], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         return json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         raise PeaksError(f"{program} ended with status {error.returncode}: {error.stderr[-500:]}") from error

@@ -22,6 +22,7 @@ from headrace.text.stop import StopStrings
 from headrace.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length", "abort"]
+STOP = FinishReason.STOP  # looking up an enum's member takes 0.1 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class TextStage:
         stop: str | int | None = None
         if matched is not None:
             finish, stop = "stop", matched
-        elif event.finish_reason is FinishReason.STOP and tokens:
+        elif event.finish_reason is STOP and tokens:
             stop = tokens[-1]
         if finish is not None:
             choice.is_over = True
@@ -129,7 +130,7 @@ class TextStage:
 
     def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str, list[ScoredToken], str | None, tuple[int, ...]]:
         """(text to send, its scored tokens, the stop string found, the tokens that count)."""
-        shown = event.tokens[:-1] if event.finish_reason is FinishReason.STOP else event.tokens
+        shown = event.tokens[:-1] if event.finish_reason is STOP else event.tokens
         if choice.stops is None and not self._options.logprobs:
             text = choice.detokenizer.push(shown)
             if event.finish_reason is not None:

@@ -223,7 +223,16 @@ def test_rounds_take_turns_and_a_failure_leaves_a_gap():
     names = (HEADRACE, "llama.cpp", "ik_llama.cpp")
     everyone = [each for name in names for each in contenders(PEERS[name], subject, choice)]
     lab, record = _Lab(broken=("ik_llama.cpp",)), Record()
-    run_rounds(lab, subject, {load: everyone}, num_rounds=2, effort=None, record=record, advance=lambda what: None)
+    run_rounds(
+        lab,
+        subject,
+        {load: everyone},
+        num_rounds=2,
+        effort=None,
+        record=record,
+        advance=lambda what: None,
+        read_gb_per_s=lambda: None,
+    )
     assert lab.asked == [
         (HEADRACE, "round-0"),
         ("llama.cpp", "round-0"),
@@ -310,6 +319,7 @@ def _sample(number_, peer, roles, variant, rate, load="decode-1", num_steps=128,
         "settings": settings,
         "tokens_per_s": rate,
         "num_steps": num_steps,
+        "read_gb_per_s": 30.0 if peer == "Headrace" and load == "decode-1" else None,
     }
 
 
@@ -421,7 +431,8 @@ def test_the_section_tells_machine_versions_command_and_what_is_missing():
         "`make bench-peers` on 2026-11-30: 2 rounds, 2 threads",
         "A processor, 2 cores",
         "read gb per s 20.0 / 30.0",
-        "96 MB: at the 30.0 GB/s measured before the run, at most 312 tokens/s; Headrace reaches 6 % of it",
+        "96 MB: at the 30.0 (30.0-30.0) GB/s read just before and after each turn, at most 312 (312-312) tokens/s. "
+        "Headrace reaches 6.4 (3.2-9.6) % of it",
         "| llama.cpp | 0.3.36 | 480 s | built here |",
         "backend: reference",
         "- vLLM CPU 0.32.0: pip would install torch 2.14.1: several gigabytes",

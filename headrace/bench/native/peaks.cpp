@@ -228,6 +228,10 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < counts.size(); ++i) std::printf("%s%d", i ? ", " : "", counts[i]);
     std::printf("],\n  \"buffer_mib\": %zu,\n  \"float_vector_bytes\": %d", num_bytes >> 20, 4 * kFloats);
     report_reading(counts, num_bytes);
+    if (argc > 3 && std::string(argv[3]) == "read") {
+        std::printf("\n}\n");
+        return 0;
+    }
     report("float32_fma_gflops", counts, float_fma);
 #if defined(__AVX2__)
     report("int8_maddubs_gops", counts, int8_maddubs);
