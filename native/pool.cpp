@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <chrono>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -8,7 +10,9 @@ namespace headrace {
 
 namespace {
 
-constexpr int SPINS = 1500;  // some 20 to 80 us, by processor: longer than a tile, shorter than a time slice
+// Longer than the attention that one thread does for all (a wake-up costs as much again), shorter than a time slice.
+constexpr auto SPIN = std::chrono::microseconds(100);
+constexpr int SPINS_PER_LOOK = 32;  // at the clock
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -23,7 +27,7 @@ inline void relax() {
 Pool::Pool(int num_threads)
     : num_threads_(num_threads < 1 ? 1 : num_threads),
       // With more threads than processors, who is waited for may need the very core that the waiting burns.
-      spins_(num_threads <= (int)std::thread::hardware_concurrency() ? SPINS : 0) {
+      spins_(num_threads <= (int)std::thread::hardware_concurrency()) {
     for (int thread = 1; thread < num_threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
@@ -35,9 +39,14 @@ Pool::~Pool() {
 }
 
 void Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
-    for (int spin = 0; spin < spins_; ++spin) {
-        if (value.load(std::memory_order_acquire) != old) return;
-        relax();
+    if (spins_) {
+        const auto end = std::chrono::steady_clock::now() + SPIN;
+        do {
+            for (int spin = 0; spin < SPINS_PER_LOOK; ++spin) {
+                if (value.load(std::memory_order_acquire) != old) return;
+                relax();
+            }
+        } while (std::chrono::steady_clock::now() < end);
     }
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }

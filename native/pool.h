@@ -44,7 +44,7 @@ private:
     void wait_while(const std::atomic<uint32_t>& value, uint32_t old) const;
 
     const int num_threads_;
-    const int spins_;
+    const bool spins_;
     const std::function<void(int)>* body_ = nullptr;
     alignas(64) std::atomic<uint32_t> job_{0};       // counts runs; workers wait for the next
     alignas(64) std::atomic<uint32_t> arrived_{0};

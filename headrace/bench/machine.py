@@ -85,7 +85,10 @@ class PeaksError(RuntimeError):
 
 
 def measure_reading(num_threads: int) -> float:
-    """GB/s that so many threads read now; neighbours on a host change it within minutes. Raises `PeaksError`."""
+    """GB/s that so many threads read now (the median of some rounds, not the best): neighbours change it all the time.
+
+    Raises `PeaksError`.
+    """
     return max(value for value in measure_peaks(num_threads, "read")["read_gb_per_s"] if value)
 
 

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 #if defined(__x86_64__)
@@ -132,14 +133,13 @@ static double int8_vnni256(long iterations) {
 }
 #endif
 
-// Best of several rounds in which all threads start together: others on the machine can only slow a round down.
-// A round lasts from the first thread's start to the last one's end.
-static double best_rate(int num_threads, int rounds, const std::function<double(int, int)>& work) {
+// Of several rounds in which all threads start together. A round lasts from the first one's start to the last one's end.
+static std::vector<double> rates(int num_threads, int rounds, const std::function<double(int, int)>& work) {
     struct Share {
         double done;
         Clock::time_point begin, end;
     };
-    double best = 0;
+    std::vector<double> all_rates;
     for (int round = 0; round < rounds; ++round) {
         std::barrier<> start(num_threads);
         std::vector<Share> shares(num_threads);
@@ -158,9 +158,15 @@ static double best_rate(int num_threads, int rounds, const std::function<double(
             all.begin = std::min(all.begin, shares[t].begin);
             all.end = std::max(all.end, shares[t].end);
         }
-        best = std::max(best, all.done / std::chrono::duration<double>(all.end - all.begin).count());
+        all_rates.push_back(all.done / std::chrono::duration<double>(all.end - all.begin).count());
     }
-    return best;
+    return all_rates;
+}
+
+// What the machine can do: others on it can only slow a round down.
+static double best_rate(int num_threads, int rounds, const std::function<double(int, int)>& work) {
+    const std::vector<double> all = rates(num_threads, rounds, work);
+    return *std::max_element(all.begin(), all.end());
 }
 
 static void report(const char* name, const std::vector<int>& counts, double (*kernel)(long)) {
@@ -190,7 +196,8 @@ static double read_slice(const Ints* begin, const Ints* end) {
     return double(p - begin) * sizeof(Ints);
 }
 
-static void report_reading(const std::vector<int>& counts, std::size_t num_bytes) {
+// `is_typical`: the median of many rounds, what there is now, others on the machine included; else the best.
+static void report_reading(const std::vector<int>& counts, std::size_t num_bytes, bool is_typical) {
     const std::size_t size = num_bytes / sizeof(Ints);
     std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(4096, num_bytes), &std::free);
     auto* buffer = static_cast<Ints*>(memory.get());
@@ -208,10 +215,12 @@ static void report_reading(const std::vector<int>& counts, std::size_t num_bytes
     for (std::size_t i = 0; i < counts.size(); ++i) {
         const int n = counts[i];
         // A round reads an eighth: short, and by the time it comes again the caches hold the seven others.
-        const double rate = best_rate(n, 24, [&](int t, int round) {
+        std::vector<double> all = rates(n, is_typical ? 64 : 24, [&](int t, int round) {
             const Ints* part = buffer + size / 8 * (round % 8);
             return read_slice(part + size / 8 * t / n, part + size / 8 * (t + 1) / n);
         });
+        std::sort(all.begin(), all.end());
+        const double rate = is_typical ? all[all.size() / 2] : all.back();
         std::printf("%s%.2f", i ? ", " : "", rate / 1e9);
     }
     std::printf("]");
@@ -227,8 +236,9 @@ int main(int argc, char** argv) {
     std::printf("{\n  \"threads\": [");
     for (std::size_t i = 0; i < counts.size(); ++i) std::printf("%s%d", i ? ", " : "", counts[i]);
     std::printf("],\n  \"buffer_mib\": %zu,\n  \"float_vector_bytes\": %d", num_bytes >> 20, 4 * kFloats);
-    report_reading(counts, num_bytes);
-    if (argc > 3 && std::string(argv[3]) == "read") {
+    const bool only_reading = argc > 3 && std::string(argv[3]) == "read";
+    report_reading(counts, num_bytes, only_reading);
+    if (only_reading) {
         std::printf("\n}\n");
         return 0;
     }
