@@ -14,11 +14,16 @@ from headrace.core.randomness import draw_seed
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.errors import ApiError, bad_request, show
-from headrace.server.generation import TextOptions
+from headrace.server.generation import ParserOfReplies, TextOptions
 from headrace.server.limits import CallLimits
 from headrace.server.protocol import ChatRequest, CompletionRequest, Message, Sampling, TokenizeRequest, message_content
-from headrace.text.chat import encode_chat
+from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
+from headrace.text.tools.base import ReplyParser, ToolParser
+from headrace.text.tools.hermes import HERMES
+from headrace.text.tools.reasoning import ReasoningParser
+from headrace.text.tools.schema import Tool, ToolChoice, parse_choice, parse_tools, template_calls
+from headrace.text.tools.untaught import with_tools_told
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
@@ -58,9 +63,37 @@ def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits
     limit, limit_name = limit_of(call)
     options = TextOptions(_stops(call, limits), call.min_tokens or 0, num_logprobs is not None)
     sampling = _sampling(call, limit, num_logprobs, deployment, limits, limit_name=limit_name)
-    prompt = encode_messages(call.messages, deployment)
-    request = Request(call_id, prompt, sampling, num_choices, tenant=tenant, cache_salt=tenant)
+    tools = parse_tools(call.tools)
+    choice = parse_choice(call.tool_choice, tools)
+    if choice.mode == "required":
+        raise bad_request(
+            "unsupported_parameter",
+            f"tool_choice is {show(call.tool_choice)}; this server cannot force calls yet: use auto.",
+            "tool_choice",
+        )
+    prompt = encode_messages(call.messages, deployment, choice.tools)
+    options = replace(options, parser=_parser_of(choice, deployment, prompt.text))
+    request = Request(call_id, tuple(prompt.ids), sampling, num_choices, tenant=tenant, cache_salt=tenant)
     return Job((request,), (options,), num_choices)
+
+
+def _parser_of(choice: ToolChoice, deployment: Deployment, prompt: str) -> ParserOfReplies | None:
+    """None where a reply is nothing but its text."""
+    format = None if choice.mode == "none" else deployment.tool_format or HERMES
+    thinking = deployment.thinking
+    if format is None and thinking is None:
+        return None
+
+    def make() -> ReplyParser:
+        calls = None if format is None else ToolParser(format, choice.tools)
+        if thinking is None:
+            assert calls is not None
+            return calls
+        return ReasoningParser(thinking, calls, is_open=thinking.is_open_after(prompt))
+
+    markers = (*(format.markers if format else ()), *((thinking.open, thinking.close) if thinking else ()))
+    control = deployment.tokenizer.control.ids
+    return ParserOfReplies(make, frozenset(control[text] for text in markers if text in control))
 
 
 def limit_of(call: ChatRequest) -> tuple[int | None, str]:
@@ -116,7 +149,7 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
     if (call.prompt is None) == (call.messages is None):
         raise bad_request("invalid_value", "Give either prompt or messages, and not both.", "prompt")
     if call.messages is not None:
-        return encode_messages(call.messages, deployment)
+        return tuple(encode_messages(call.messages, deployment).ids)
     assert call.prompt is not None, "checked above"
     _check_size(call.prompt, "prompt", deployment)
     return tuple(
@@ -134,8 +167,8 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     raise bad_request("invalid_value", f"{param} has the token id {show(token)}; ids are 0 to {vocab_size - 1}.", param)
 
 
-def encode_messages(messages: Sequence[Message], deployment: Deployment) -> tuple[int, ...]:
-    """Token ids of a chat, the reply's opening included; what the messages say never becomes a control token."""
+def encode_messages(messages: Sequence[Message], deployment: Deployment, tools: Sequence[Tool] = ()) -> ChatPrompt:
+    """A chat as the model reads it, the reply's opening included; what messages say never becomes a control token."""
     if not messages:
         raise bad_request("invalid_value", "messages is empty; at least one message is needed.", "messages")
     if deployment.template is None:
@@ -145,22 +178,58 @@ def encode_messages(messages: Sequence[Message], deployment: Deployment) -> tupl
             "server with --chat-template FILE.",
             "messages",
         )
-    plain: list[dict[str, Any]] = []
-    for i, message in enumerate(messages):
-        # OpenAI's newer name for the same part; templates know only the older one.
-        role = "system" if message.role == "developer" else message.role
-        plain.append({"role": role, "content": message_content(message, f"messages[{i}].")})
-        if message.name:
-            plain[-1]["name"] = message.name
-    _check_size(plain, "messages", deployment)
+    plain = _for_template(messages)
+    definitions = [tool.definition() for tool in tools]
+    _check_size([*plain, *definitions], "messages", deployment)
+    if deployment.tool_format is None and (tools or any(m["role"] == "tool" or "tool_calls" in m for m in plain)):
+        plain, definitions = with_tools_told(plain, tools), []
     try:
-        ids = tuple(encode_chat(deployment.tokenizer, deployment.template, plain).ids)
+        prompt = encode_chat(deployment.tokenizer, deployment.template, plain, tools=definitions or None)
     except TemplateError as error:
         raise bad_request(
             "template_error", f"The model's chat template refuses these messages: {error}", "messages"
         ) from error
-    check_encoded(ids, deployment, "messages")
-    return ids
+    check_encoded(prompt.ids, deployment, "messages")
+    return prompt
+
+
+def _for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    plain: list[dict[str, Any]] = []
+    called: dict[str, str] = {}  # id of a call -> its function
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]."
+        # OpenAI's newer name for the same part; templates know only the older one.
+        role = "system" if message.role == "developer" else message.role
+        entry: dict[str, Any] = {"role": role, "content": message_content(message, where)}
+        if message.name:
+            entry["name"] = message.name
+        if message.tool_calls:
+            _only_for("assistant", message, "tool_calls", where)
+            entry["tool_calls"] = template_calls(message.tool_calls, f"{where}tool_calls")
+            called |= {call["id"]: call["function"]["name"] for call in entry["tool_calls"]}
+        if message.reasoning_content:
+            _only_for("assistant", message, "reasoning_content", where)
+            entry["reasoning_content"] = message.reasoning_content
+        if message.role == "tool" or message.tool_call_id is not None:
+            _only_for("tool", message, "tool_call_id", where)
+            if message.tool_call_id not in called:
+                raise bad_request(
+                    "invalid_value",
+                    f"{where}tool_call_id is {show(message.tool_call_id)}, which no call before it has.",
+                    f"{where}tool_call_id",
+                )
+            entry |= {"tool_call_id": message.tool_call_id, "name": called[message.tool_call_id]}
+        plain.append(entry)
+    return plain
+
+
+def _only_for(role: str, message: Message, field: str, where: str) -> None:
+    if message.role != role:
+        raise bad_request(
+            "invalid_value",
+            f"{where}{field} is set, and the role is {message.role!r}; only {role!r} has it.",
+            where + field,
+        )
 
 
 def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Deployment) -> tuple[tuple[int, ...], bool]:

@@ -42,6 +42,9 @@ from headrace.program.program import Program
 from headrace.server import system
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.base import Format
+from headrace.text.tools.reasoning import Thinking
+from headrace.text.tools.registry import format_named, format_of, thinking_of
 
 log = logging.getLogger("headrace")
 
@@ -71,6 +74,8 @@ class ServeConfig:
     depth: int = 1
     chat_template: Path | None = None
     """Takes the place of the model's own."""
+    tool_format: str | None = None
+    """How the model writes tool calls (`headrace.text.tools.registry.FORMATS`); None: as its template shows."""
     served_model_name: str | None = None
     backend: str = "native"
     """native: C++ on the CPU; reference: NumPy, float32, slow."""
@@ -93,6 +98,10 @@ class Deployment:
     name: str
     context_length: int
     description: ModelDescription
+    tool_format: Format | None = None
+    """How the model writes tool calls; None: its template knows no tools, and they are told in words."""
+    thinking: Thinking | None = None
+    """The marks of the model's reasoning, if it has any."""
 
     @property
     def vocab_size(self) -> int:
@@ -141,6 +150,8 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         name=config.served_model_name or _name_of(config.model),
         context_length=context_length,
         description=description,
+        tool_format=_tool_format(config, template),
+        thinking=None if template is None else thinking_of(template.source),
     )
 
 
@@ -281,6 +292,12 @@ def _template(config: ServeConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
             raise ConfigurationError(f"the chat template {config.chat_template} cannot be read: {error}") from error
         return ChatTemplate.for_tokenizer(tokenizer, source)
     return None if tokenizer.chat_template is None else ChatTemplate.for_tokenizer(tokenizer)
+
+
+def _tool_format(config: ServeConfig, template: ChatTemplate | None) -> Format | None:
+    if config.tool_format is not None:
+        return format_named(config.tool_format)
+    return None if template is None else format_of(template.source)
 
 
 def _checkpoint_interval(config: ServeConfig) -> int:

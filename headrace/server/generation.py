@@ -9,7 +9,7 @@ The text of a choice, as half-open intervals of characters:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,9 +20,21 @@ from headrace.core.sequence import FinishReason
 from headrace.text.detokenizer import IncrementalDetokenizer
 from headrace.text.stop import StopStrings
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools.base import ReplyParser
+from headrace.text.tools.events import Event
 
 Finish = Literal["stop", "length", "abort"]
 STOP = FinishReason.STOP  # looking up an enum's member takes 0.1 us
+
+
+@dataclass(frozen=True, slots=True)
+class ParserOfReplies:
+    """For replies that are more than text: reasoning, tool calls."""
+
+    make: Callable[[], ReplyParser]
+    """One per choice."""
+    markers: frozenset[int]
+    """Special tokens that it has to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,7 @@ class TextOptions:
     """The prompt's text, to be sent ahead of the reply (with its logprobs, where the request scores its prompt)."""
     has_bos: bool = False
     """The prompt's first token is not of its text, so that it has no width in `echo`."""
+    parser: ParserOfReplies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,8 @@ class Delta:
     finish_reason: Finish | None = None
     stop: str | int | None = None
     """The stop string or the token id that ended the choice."""
+    events: tuple[Event, ...] | None = None
+    """What the text says, where a parser reads it."""
     cut: bool = False
     """Ended by a stop string, of which the engine knows nothing: abort the choice there."""
 
@@ -71,6 +86,7 @@ class Delta:
 class _Choice:
     detokenizer: IncrementalDetokenizer
     stops: StopStrings | None
+    parser: ReplyParser | None
     num_tokens: int = 0
     num_decoded: int = 0
     num_emitted: int = 0
@@ -92,8 +108,11 @@ class TextStage:
         self._prompt_scored: tuple[ScoredToken, ...] | None = None
         self._choices = [
             _Choice(
-                IncrementalDetokenizer(tokenizer, continues_text=True),
+                IncrementalDetokenizer(
+                    tokenizer, continues_text=True, shown=options.parser.markers if options.parser else frozenset()
+                ),
                 StopStrings(options.stops) if options.stops else None,
+                options.parser.make() if options.parser else None,
             )
             for _ in range(request.num_choices)
         ]
@@ -126,7 +145,10 @@ class TextStage:
             choice.is_over = True
             self.num_open -= 1
         cut = matched is not None and event.finish_reason is None
-        return Delta(self._first_choice + event.choice, text, tuple(scored), tokens, finish, stop, cut)
+        events: tuple[Event, ...] | None = None
+        if choice.parser is not None:
+            events = (*choice.parser.push(text), *(choice.parser.finish() if finish is not None else ()))
+        return Delta(self._first_choice + event.choice, text, tuple(scored), tokens, finish, stop, events, cut)
 
     def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str, list[ScoredToken], str | None, tuple[int, ...]]:
         """(text to send, its scored tokens, the stop string found, the tokens that count)."""

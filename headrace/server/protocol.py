@@ -23,7 +23,6 @@ from headrace.server.errors import ApiError, bad_request, show
 HARMLESS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -47,17 +46,13 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "suffix": (),
-    "tool_choice": ("none", "auto"),
-    "tools": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
 """Field -> the values that ask for nothing, besides null and empty ones."""
 
-_MESSAGE_UNSUPPORTED = frozenset(
-    {"annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_calls"}
-)
+_MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refusal"})
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -121,9 +116,15 @@ class StreamOptions(_Model):
 class Message(_Model):
     """One message of a chat. Its content is text, or a list of text parts."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
     name: str | None = None
+    tool_calls: Any = None
+    """Of an assistant: those its reply had."""
+    tool_call_id: str | None = None
+    """Of a tool: the call that this is the result of."""
+    reasoning_content: str | None = None
+    """Of an assistant: handed to templates that want it back."""
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True)]  # a million wrong ones are one error
@@ -160,6 +161,10 @@ class ChatRequest(Sampling):
     """OpenAI's newer name of `max_tokens`; of both, the smaller counts."""
     logprobs: bool | None = None
     top_logprobs: Count | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """Whether forced calls may be more than one."""
 
 
 class CompletionRequest(Sampling):

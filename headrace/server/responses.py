@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headrace.server.generation import Delta, ScoredToken
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tools import events as tools
 
 _encode = msgspec.json.Encoder().encode
 
@@ -51,11 +53,29 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    arguments: str
+    """The text of a JSON object; in a chunk, what is added to it."""
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(Struct):
+    """A call, or in a chunk what is added to one."""
+
+    function: CalledFunction
+    index: int | UnsetType = UNSET
+    """In chunks only."""
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatMessage(Struct):
     """A message, or in a chunk what is added to one."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -108,6 +128,8 @@ class Folded:
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
+    reply: tools.Reply | None
+    """What the text says, where a parser has read it."""
 
 
 def fold(deltas: Iterable[Delta]) -> dict[int, Folded]:
@@ -115,10 +137,14 @@ def fold(deltas: Iterable[Delta]) -> dict[int, Folded]:
     parts: dict[int, list[Delta]] = {}
     for delta in deltas:
         parts.setdefault(delta.choice, []).append(delta)
-    return {
-        choice: Folded("".join(d.text for d in ds), [s for d in ds for s in d.scored], ds[-1].finish_reason)
-        for choice, ds in sorted(parts.items())
-    }
+    return {choice: _folded(of_choice) for choice, of_choice in sorted(parts.items())}
+
+
+def _folded(deltas: Sequence[Delta]) -> Folded:
+    text, scored = "".join(d.text for d in deltas), [s for d in deltas for s in d.scored]
+    is_parsed = any(d.events is not None for d in deltas)
+    reply = tools.collect(event for d in deltas for event in d.events or ()) if is_parsed else None
+    return Folded(text, scored, deltas[-1].finish_reason, reply)
 
 
 class Writer(Protocol):
@@ -160,6 +186,8 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._started: set[int] = set()
+        self._called: set[int] = set()
+        """Choices with tool calls."""
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         chunks = []
@@ -167,12 +195,33 @@ class ChatWriter:
             if delta.choice not in self._started:
                 self._started.add(delta.choice)
                 chunks.append(self._chunk(delta.choice, ChatMessage(role="assistant", content="")))
-            if delta.text or delta.scored:
-                content = ChatMessage(content=delta.text)
-                chunks.append(self._chunk(delta.choice, content, self._format(delta.scored)))
+            logprobs = self._format(delta.scored)
+            for message in self._pieces(delta):
+                chunks.append(self._chunk(delta.choice, message, logprobs))
+                logprobs = None
             if delta.finish_reason is not None:
-                chunks.append(self._chunk(delta.choice, ChatMessage(), finish_reason=delta.finish_reason))
+                reason = _reason(delta.finish_reason, delta.choice in self._called)
+                chunks.append(self._chunk(delta.choice, ChatMessage(), finish_reason=reason))
         return b"".join(chunks)
+
+    def _pieces(self, delta: Delta) -> list[ChatMessage]:
+        """What a delta adds to its message. Logprobs go with the first piece."""
+        if delta.events is None:
+            return [ChatMessage(content=delta.text)] if delta.text or delta.scored else []
+        pieces = []
+        for each in delta.events:
+            match each:
+                case tools.Content(text):
+                    pieces.append(ChatMessage(content=text))
+                case tools.Reasoning(text):
+                    pieces.append(ChatMessage(reasoning_content=text))
+                case tools.CallBegin(index, name):
+                    self._called.add(delta.choice)
+                    call = ToolCall(CalledFunction("", name), index, _call_id(), "function")
+                    pieces.append(ChatMessage(tool_calls=[call]))
+                case tools.Arguments(index, text):
+                    pieces.append(ChatMessage(tool_calls=[ToolCall(CalledFunction(text), index)]))
+        return pieces or ([ChatMessage()] if delta.scored else [])
 
     def usage(self, usage: Usage) -> bytes:
         head = self._header
@@ -182,9 +231,9 @@ class ChatWriter:
         choices = [
             ChatChoice(
                 index,
-                message=ChatMessage(role="assistant", content=folded.text),
+                message=_message(folded),
                 logprobs=self._format(folded.scored),
-                finish_reason=folded.finish_reason,
+                finish_reason=_reason(folded.finish_reason, bool(folded.reply and folded.reply.calls)),
             )
             for index, folded in fold(deltas).items()
         ]
@@ -212,6 +261,30 @@ class ChatWriter:
                 top.append(TopLogprob(_text(data), _finite(logprob), list(data)))
             content.append(ContentLogprob(_text(raw), _finite(s.logprob.logprob), list(raw), top))
         return ChatLogprobs(content)
+
+
+def _message(folded: Folded) -> ChatMessage:
+    reply = folded.reply
+    if reply is None:
+        return ChatMessage(role="assistant", content=folded.text)
+    message = ChatMessage(role="assistant", content=reply.content)
+    if reply.reasoning:
+        message.reasoning_content = reply.reasoning
+    if reply.calls:
+        message.content = reply.content or None
+        message.tool_calls = [
+            ToolCall(CalledFunction(call.arguments, call.name), id=_call_id(), type="function") for call in reply.calls
+        ]
+    return message
+
+
+def _reason(reason: str | None, has_calls: bool) -> str | None:
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def _call_id() -> str:
+    """Nine letters and digits: the form that Mistral's templates insist on, and nobody else minds."""
+    return uuid.uuid4().hex[:9]
 
 
 class CompletionWriter:

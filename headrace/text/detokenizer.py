@@ -17,12 +17,19 @@ class IncrementalDetokenizer:
 
     __slots__ = ("_at_start", "_pieces", "_skipped", "_tail", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues_text: bool = False) -> None:
-        """`continues_text`: the ids go on from a prompt, so a first space that SentencePiece's decoding would drop at
-        the start of a text stays."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+        continues_text: bool = False,
+    ) -> None:
+        """`shown`: special tokens that are not skipped. `continues_text`: the ids go on from a prompt, so a first space
+        that SentencePiece's decoding would drop at the start of a text stays."""
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._tail = b""  # an incomplete character, not yet given out
         self._at_start = tokenizer.drops_first_space and not continues_text
 

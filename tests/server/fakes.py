@@ -204,4 +204,6 @@ def make_deployment(engine: FakeEngine | None = None, vocab_size: int | None = N
         vocab_size=vocab_size or tokenizer.vocab_size,
         eos_ids=tokenizer.eos_ids,
         description=None,
+        tool_format=None,
+        thinking=None,
     )
