@@ -278,7 +278,7 @@ def run_schedule(setup: Setup, script: list) -> None:
             "overlapped steps": run.executor.max_unfinished > 1,
             "aborts": len(run.aborted),
             "forks": sum(isinstance(prefix, Sequence) for prefix in run.prefixes.values()),
-            "forks that ended with their parent": 2sum(
+            "forks that ended with their parent": sum(
                 isinstance(prefix, Sequence) and key in run.reasons and not run.received[key]
                 for key, prefix in run.prefixes.items()
             ),

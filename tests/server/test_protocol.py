@@ -109,11 +109,11 @@ def test_a_million_wrong_messages_are_one_error():
     assert refusal(ChatRequest, b'{"messages": [' + b"5," * 1_000_000 + b"5]}").param == "messages[0]"
 
 
-def test_tool_calls_of_a_message_are_refused_and_empty_ones_are_not():
-    message = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "annotations": []}
+def test_old_function_calls_of_a_message_are_refused_and_empty_ones_are_not():
+    message = {"role": "assistant", "content": "x", "function_call": None, "refusal": None, "annotations": []}
     parse(ChatRequest, json.dumps({"messages": [message]}).encode())
-    error = refusal(ChatRequest, {"messages": [message | {"tool_calls": [{"id": "1"}]}]})
-    assert error.param == "messages[0].tool_calls"
+    error = refusal(ChatRequest, {"messages": [message | {"function_call": {"name": "f"}}]})
+    assert error.param == "messages[0].function_call"
 
 
 def test_stream_options_only_with_stream():

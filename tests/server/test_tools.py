@@ -57,7 +57,7 @@ def test_a_call_whole_and_streamed(server: RunningServer):
     (call,) = choice.message.tool_calls
     assert (call.type, call.function.name) == ("function", "weather")
     assert json.loads(call.function.arguments) == {"city": "Köln"}
-    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    assert (choice.message.content, choice.finish_reason) == ("Let me see. ", "tool_calls")
 
     chunks = stream_of(server, {"messages": say(text), "tools": [WEATHER]})
     (streamed,) = calls_of(chunks)
