@@ -108,6 +108,12 @@ def serve(
     isa: Isa = "",
     kv_format: KvFormat = "f16",
     chat_template: Template = None,
+    tool_format: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes tool calls: hermes, qwen, llama3, mistral, mistral-v3. Default: as its template."
+        ),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar="HEADRACE_API_KEY", help="Ask for this key everywhere but at /health; may be given again."),
@@ -142,6 +148,7 @@ def serve(
             isa=isa,
             kv_format=kv_format,
             chat_template=chat_template,
+            tool_format=tool_format,
             served_model_name=names[0] if names else None,
         )
         limits = CallLimits(
