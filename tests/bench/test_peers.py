@@ -432,7 +432,7 @@ def test_the_section_tells_machine_versions_command_and_what_is_missing():
         "A processor, 2 cores",
         "read gb per s 20.0 / 30.0",
         "96 MB: at the 30.0 (30.0-30.0) GB/s read just before and after each turn, at most 312 (312-312) tokens/s. "
-        "Headrace reaches 6.4 (3.2-9.6) % of it",
+        "Headrace reaches 6.40 (3.20-9.60) % of it",
         "| llama.cpp | 0.3.36 | 480 s | built here |",
         "backend: reference",
         "- vLLM CPU 0.32.0: pip would install torch 2.14.1: several gigabytes",
