@@ -182,15 +182,15 @@ def test_hostile_text_costs_linear_time(smollm2: Tokenizer, gemma: Tokenizer):
 def test_loading_and_encoding_are_quick(
     smollm2_config: dict[str, Any], gemma_config: dict[str, Any], smollm2_reference: dict[str, Any]
 ):
-    """Bounds with room for a busy machine; the usual figures are in the docstrings."""
+    """Bounds that only a cost of another kind breaks, quadratic say; the usual figures are in the docstrings."""
     text = " ".join(case["text"] for case in smollm2_reference["prompts"]) * 20
-    for config, limit_s in ((smollm2_config, 0.6), (gemma_config, 2.0)):
+    for config, limit_s in ((smollm2_config, 3.0), (gemma_config, 10.0)):
         start = time.process_time()
         tokenizer = Tokenizer.from_gguf(config)
         assert time.process_time() - start < limit_s
         start = time.process_time()
         tokenizer.encode(text[:10_000])
-        assert time.process_time() - start < 0.1
+        assert time.process_time() - start < 1.0
 
 
 def test_threads_share_a_tokenizer(smollm2: Tokenizer, gemma: Tokenizer):
