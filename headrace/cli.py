@@ -100,7 +100,7 @@ def serve(
     kv_memory: KvMemory = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per cache block.")] = 16,
     max_running: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
-    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 256,
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 160,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps kept launched; 2 plans one while another runs.")] = 1,
     backend: Backend = "native",

@@ -69,7 +69,9 @@ class ServeConfig:
     kv_memory_bytes: int | None = None
     """None: a quarter of the free memory, and no more than `max_running` full contexts need."""
     max_running: int = 64
-    max_step_tokens: int = 256
+    max_step_tokens: int = 160
+    """Tokens of one step: about a tenth of a second of prompts on a small machine. With 256, throughput was 3 % higher
+    and the median time to a first token 1.6 times as long (128 in, 64 out, concurrency 16)."""
     max_queue: int = 256
     depth: int = 1
     chat_template: Path | None = None
