@@ -62,12 +62,6 @@ HR_INLINE V where_less(V a, V b, V yes, V no) {
 HR_INLINE void store_i8(int8_t* p, V a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-// Of sixteen bytes.
-HR_INLINE int32_t sum_i8(const int8_t* p) {
-    const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8((char)0x80));
-    const __m128i halves = _mm_sad_epu8(above, _mm_setzero_si128());
-    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 128 * LANES;
-}
 HR_INLINE V load_i32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
 
 HR_INLINE float reduce_add(V a) {
@@ -144,11 +138,6 @@ HR_INLINE void store_i8(int8_t* p, V a) {
     words = _mm256_permute4x64_epi64(words, 0xd8);  // packs works within halves
     __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128((__m128i*)p, bytes);
-}
-HR_INLINE int32_t sum_i8(const int8_t* p) {
-    const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8((char)0x80));
-    const __m128i halves = _mm_sad_epu8(above, _mm_setzero_si128());
-    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 128 * LANES;
 }
 HR_INLINE V load_i32(const int32_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p)),
@@ -233,11 +222,6 @@ HR_INLINE V where_less(V a, V b, V yes, V no) { HR_LANES(a.a[i] < b.a[i] ? yes.a
 HR_INLINE void store_i8(int8_t* p, V a) {
     for (int i = 0; i < LANES; ++i) p[i] = (int8_t)(int)a.a[i];
 }
-HR_INLINE int32_t sum_i8(const int8_t* p) {
-    int32_t sum = 0;
-    for (int i = 0; i < LANES; ++i) sum += p[i];
-    return sum;
-}
 HR_INLINE V load_i32(const int32_t* p) { HR_LANES((float)p[i]); }
 HR_INLINE float reduce_add(V a) {
     for (int half = LANES / 2; half; half /= 2)
@@ -253,6 +237,19 @@ HR_INLINE float reduce_max(V a) {
 #endif
 
 // --------------------------------------------------------------------------------------------------- built on the above
+
+// The sum of sixteen bytes.
+HR_INLINE int32_t sum_i8(const int8_t* p) {
+#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
+    const __m128i above = _mm_xor_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8((char)0x80));
+    const __m128i halves = _mm_sad_epu8(above, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 128 * LANES;
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; ++i) sum += p[i];
+    return sum;
+#endif
+}
 
 // The first `count` lanes from memory, `fill` in the others.
 HR_INLINE V load_part(const float* p, int count, float fill) {
