@@ -29,7 +29,8 @@ class IncrementalDetokenizer:
         that SentencePiece's decoding would drop at the start of a text stays."""
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces
-        self._skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped - shown if shown else skipped  # a copy of thousands of ids only where it differs
         self._tail = b""  # an incomplete character, not yet given out
         self._at_start = tokenizer.drops_first_space and not continues_text
 
