@@ -101,7 +101,7 @@ PEERS: dict[str, Peer] = {
             prompt_settings=_combine(_FLASH, {"ubatch": (512, 128)}),
             single_settings=_combine(_FLASH),
             batch_settings=_combine(_FLASH, {"unified": (False, True)}),
-            note="built here for this processor; over HTTP its Python server, which serves one request at a time",
+            note="built here for this processor",
         ),
         Peer(
             "llama-server",
