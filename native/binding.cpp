@@ -160,7 +160,7 @@ NB_MODULE(_native, m) {
              "top_ids"_a, "top_logprobs"_a, "max_top"_a, "vocab_size"_a, "last"_a)
         .def("run_head", [](nb::handle self, Ints rows, Buffer last) { return run_head(self, rows, last); }, "rows"_a,
              "last"_a)
-        .def("touch_cache", &Model::touch_cache, "most_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("touch_cache", nb::overload_cast<size_t>(&Model::touch_cache, nb::const_), "most_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("touch_cache_meanwhile", &Model::touch_cache_meanwhile, "most_bytes"_a)
         .def("set_profiling", &Model::set_profiling, "on"_a)
         .def("op_times", [](const Model& model) {

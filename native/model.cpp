@@ -294,7 +294,7 @@ void Model::copy_block(int group, int32_t source, int32_t target) {
 
 std::vector<Model::OpTime> Model::op_times() const { return times_; }
 
-void Model::touch_cache(size_t most_bytes) const {
+void Model::touch_cache(size_t most_bytes, bool only_when_quiet) const {
     constexpr size_t PIECE = 2 << 20;  // a huge page
     std::vector<const Bytes*> arrays;
     for (const auto& bytes : cache_bytes_) arrays.insert(arrays.end(), {bytes.keys.get(), bytes.values.get()});
@@ -305,7 +305,7 @@ void Model::touch_cache(size_t most_bytes) const {
         is_left = false;
         for (const Bytes* array : arrays) {
             if (at >= array->size()) continue;
-            if (std::this_thread::get_id() == toucher_.get_id()) wait_for_quiet();
+            if (only_when_quiet) wait_for_quiet();
             if (total >= most_bytes || is_closing_) return;
             is_left = true;
             const size_t size = std::min(PIECE, array->size() - at);
@@ -316,7 +316,7 @@ void Model::touch_cache(size_t most_bytes) const {
 }
 
 void Model::touch_cache_meanwhile(size_t most_bytes) {
-    if (!toucher_.joinable()) toucher_ = std::thread([this, most_bytes] { touch_cache(most_bytes); });
+    if (!toucher_.joinable()) toucher_ = std::thread([this, most_bytes] { touch_cache(most_bytes, true); });
 }
 
 // Until no step has run for some milliseconds.

@@ -150,7 +150,7 @@ public:
     void copy_block(int group, int32_t source, int32_t target);
     // Have the operating system give up to `most_bytes` of the cache ahead of use, in the order that blocks are used: the
     // first touch of a page may cost as much as a token (a virtual machine's memory comes from its host: 0.2 GB/s seen).
-    void touch_cache(size_t most_bytes) const;
+    void touch_cache(size_t most_bytes) const { touch_cache(most_bytes, false); }
     // The same on a thread of its own, in moments without a step.
     void touch_cache_meanwhile(size_t most_bytes);
 
@@ -215,6 +215,7 @@ private:
     std::vector<std::unique_ptr<std::atomic<int64_t>[]>> claimed_;
     std::vector<OpTime> times_;  // of the trunk's ops, then the head's
     bool is_profiling_ = false;
+    void touch_cache(size_t most_bytes, bool only_when_quiet) const;
     void wait_for_quiet() const;
     std::atomic<uint64_t> num_begun_{0}, num_ended_{0};  // steps
     std::atomic<bool> is_closing_{false};
