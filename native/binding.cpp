@@ -20,6 +20,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutInts = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutDoubles = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using StoredRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Methods of Model that add an op made of their arguments. The names of those that go row by row are kept: the places of
@@ -78,12 +79,13 @@ nb::ndarray<nb::numpy, const float, nb::ndim<2>> run_head(nb::handle self, Ints 
 // The whole step. Arrays of readouts as in `Readouts`; the outputs are written in place.
 void run(Model& model, Ints token_ids, Ints positions, std::optional<Ints> parents, Ints spans, Ints tables,
          Ints table_starts, Ints rows, Ints targets, Ints num_top, Doubles numbers, Ints ids, Doubles values, Ints starts,
-         OutInts tokens, OutDoubles logprobs, OutInts ranks, OutInts top_ids, OutDoubles top_logprobs, int32_t max_top,
+         Ints mask_rows, Words masks, OutInts tokens, OutDoubles logprobs, OutInts ranks, OutInts top_ids, OutDoubles top_logprobs, int32_t max_top,
          int32_t vocab_size, Buffer last) {
     Step step = step_of(token_ids, positions, parents, spans, tables, table_starts);
     const Readouts readouts{(int32_t)rows.shape(0), std::min(vocab_size, last.width), rows.data(), targets.data(),
-                            num_top.data(), numbers.data(), ids.data(), values.data(), starts.data(), tokens.data(),
-                            logprobs.data(), ranks.data(), max_top, top_ids.data(), top_logprobs.data()};
+                            num_top.data(), numbers.data(), ids.data(), values.data(), starts.data(),
+                            mask_rows.data(), masks.data(), tokens.data(), logprobs.data(), ranks.data(), max_top,
+                            top_ids.data(), top_logprobs.data()};
     nb::gil_scoped_release released;
     model.run(std::move(step), readouts, last);
 }
@@ -156,8 +158,8 @@ NB_MODULE(_native, m) {
         .def("run_trunk", &run_trunk, "token_ids"_a, "positions"_a, "parents"_a.none(), "spans"_a, "tables"_a,
              "table_starts"_a)
         .def("run", &run, "token_ids"_a, "positions"_a, "parents"_a.none(), "spans"_a, "tables"_a, "table_starts"_a, "rows"_a,
-             "targets"_a, "num_top"_a, "numbers"_a, "ids"_a, "values"_a, "starts"_a, "tokens"_a, "logprobs"_a, "ranks"_a,
-             "top_ids"_a, "top_logprobs"_a, "max_top"_a, "vocab_size"_a, "last"_a)
+             "targets"_a, "num_top"_a, "numbers"_a, "ids"_a, "values"_a, "starts"_a, "mask_rows"_a, "masks"_a,
+             "tokens"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a, "max_top"_a, "vocab_size"_a, "last"_a)
         .def("run_head", [](nb::handle self, Ints rows, Buffer last) { return run_head(self, rows, last); }, "rows"_a,
              "last"_a)
         .def("touch_cache", nb::overload_cast<size_t>(&Model::touch_cache, nb::const_), "most_bytes"_a, nb::call_guard<nb::gil_scoped_release>())

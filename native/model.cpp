@@ -240,7 +240,8 @@ void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Sc
         const auto ids = [&](int list) { return r.ids + starts[list]; };
         const auto values = [&](int list) { return r.values + starts[list]; };
         const auto size = [&](int list) { return starts[list + 1] - starts[list]; };
-        const bool is_plain = starts[0] == starts[Readouts::LISTS];
+        const int32_t mask = r.mask_rows[readout];
+        const bool is_plain = starts[0] == starts[Readouts::LISTS] && mask < 0;
         if (is_plain && n[Readouts::TEMPERATURE] == 0.0) {
             token = kernels_.argmax(logits, r.vocab_size);
         } else {
@@ -260,6 +261,7 @@ void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Sc
             p.bias_ids = ids(Readouts::BIASES), p.num_biases = size(Readouts::BIASES);
             p.biases = values(Readouts::BIASES);
             p.banned = ids(Readouts::BANNED), p.num_banned = size(Readouts::BANNED);
+            p.allowed = mask < 0 ? nullptr : r.masks + (size_t)mask * ((r.vocab_size + 31) / 32);
             token = kernels_.sample_row(logits, r.vocab_size, p, room);
         }
     }

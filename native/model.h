@@ -81,6 +81,9 @@ struct Readouts {
     const int32_t* ids;
     const double* values;
     const int32_t* starts;
+    // What grammars allow: mask_rows[r] is a row of masks [rows of vocab_size bits, whole words], -1: everything.
+    const int32_t* mask_rows;
+    const uint32_t* masks;
     int32_t* tokens;
     double* logprobs;
     int32_t* ranks;

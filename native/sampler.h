@@ -152,7 +152,7 @@ static double sum_all(const double* x, int32_t count) {
 // ------------------------------------------------------------------------------------------------------------ the row
 
 // Penalties (Keskar et al. 2019; OpenAI), bias and bans.
-static void adjust(double* x, int32_t vocab, const SampleParams& params) {
+static void adjust(double* x, const SampleParams& params) {
     for (int32_t i = 0; i < params.num_seen; ++i) {
         double& value = x[params.seen[i]];
         value = value > 0 ? value / params.repetition_penalty : value * params.repetition_penalty;
@@ -161,9 +161,20 @@ static void adjust(double* x, int32_t vocab, const SampleParams& params) {
         x[params.generated[i]] -= params.presence_penalty + params.frequency_penalty * params.generated_counts[i];
     for (int32_t i = 0; i < params.num_biases; ++i) x[params.bias_ids[i]] += params.biases[i];
     for (int32_t i = 0; i < params.num_banned; ++i) x[params.banned[i]] = -__builtin_inf();
-    if (params.allowed)
-        for (int32_t i = 0; i < vocab; ++i)
-            if (!(params.allowed[i / 32] >> (i % 32) & 1)) x[i] = -__builtin_inf();
+}
+
+// Numbers and ids of the allowed tokens, in order of ids; how many. `to` may be x.
+template <typename T>
+static int32_t take_allowed(const T* x, int32_t vocab, const uint32_t* allowed, double* to, int32_t* ids) {
+    int32_t count = 0;
+    for (int32_t word = 0; word < (vocab + 31) / 32; ++word)
+        for (uint32_t left = allowed[word]; left; left &= left - 1) {
+            const int32_t id = 32 * word + __builtin_ctz(left);
+            if (id >= vocab) return count;
+            ids[count] = id;
+            to[count++] = (double)x[id];
+        }
+    return count;
 }
 
 // Tokens still in play: their ids, rising, and what each weighs (at most 1). `ids` null: all of 0 ... count - 1.
@@ -276,18 +287,26 @@ static int32_t sample_from(const T* x, int32_t vocab, const SampleParams& params
     return draw(kept, params.uniform);
 }
 
-// Adjusted numbers, weights, entries (two doubles each, the border's beside the others) and ids.
-static size_t sample_scratch(int32_t vocab) { return (size_t)vocab * 6 + (vocab + 1) / 2; }
+// Adjusted numbers, weights, entries (two doubles each, the border's beside the others), ids of the kept and of the allowed.
+static size_t sample_scratch(int32_t vocab) { return (size_t)vocab * 7; }
 
 static int32_t sample_row(const float* logits, int32_t vocab, const SampleParams& params, double* scratch) {
     double *const x = scratch, *const weights = x + vocab;
     Entry* const room = (Entry*)(weights + vocab);
-    int32_t* const ids = (int32_t*)(room + 2 * (size_t)vocab);
-    if (!params.num_seen && !params.num_generated && !params.num_biases && !params.num_banned && !params.allowed)
+    int32_t *const ids = (int32_t*)(room + 2 * (size_t)vocab), *const allowed = ids + vocab;
+    const bool is_adjusted = params.num_seen || params.num_generated || params.num_biases || params.num_banned;
+    if (!is_adjusted && !params.allowed)
         return params.temperature == 0.0 ? argmax(logits, vocab) : sample_from(logits, vocab, params, weights, room, ids);
-    for (int32_t i = 0; i < vocab; ++i) x[i] = (double)logits[i];
-    adjust(x, vocab, params);
-    return sample_from(x, vocab, params, weights, room, ids);
+    if (is_adjusted) {
+        for (int32_t i = 0; i < vocab; ++i) x[i] = (double)logits[i];
+        adjust(x, params);
+    }
+    if (!params.allowed) return sample_from(x, vocab, params, weights, room, ids);
+    // A grammar often leaves few: they are sampled as a vocabulary of their own.
+    const int32_t count = is_adjusted ? take_allowed(x, vocab, params.allowed, x, allowed)
+                                      : take_allowed(logits, vocab, params.allowed, x, allowed);
+    const int32_t place = count ? sample_from(x, count, params, weights, room, ids) : -1;
+    return place < 0 ? -1 : allowed[place];
 }
 
 }  // namespace headrace::HEADRACE_ISA

@@ -24,3 +24,5 @@ class TokenEvent(NamedTuple):  # made for every token: half the price of a froze
     time_s: float = 0.0
     queued_s: float = 0.0
     """From the request's arrival to its admission."""
+    error: str | None = None
+    """With the finish reason ERROR: what went wrong, for the client."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.core.grammar import Grammar
 from headrace.core.sampling import SamplingParams
 
 
@@ -22,6 +23,8 @@ class Request:
     resumed: tuple[int, ...] = ()
     """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only.
     They count towards `max_tokens` and are fewer; none is a stop token."""
+    grammar: Grammar | None = field(default=None, repr=False)
+    """What every reply has to follow."""
     tenant: str = ""
     priority: int = 0
     """Smaller is more urgent."""

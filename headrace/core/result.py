@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -26,3 +27,7 @@ class StepResult:
     """Present for SCORE and where the sequence asked for logprobs."""
     compute_s: float = 0.0
     """Time the executor spent on the step."""
+    forced: Mapping[int, tuple[int, ...]] | None = None
+    """Readout -> tokens that have to follow the one sampled, since its grammar allows nothing else."""
+    errors: Mapping[int, str] | None = None
+    """Readout -> why its sequence cannot go on; its token means nothing."""

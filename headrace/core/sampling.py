@@ -14,10 +14,10 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """Parameters of one request's sampling, validated once here.
 
-    The order of operations is fixed: penalties, logit bias, mask of `stop_token_ids` while fewer than
-    `min_tokens` are generated, temperature, top-k, top-p, min-p. A temperature below `GREEDY_BELOW` is greedy (the
-    most probable token, the smallest id among equals): dividing by it would only overflow. The mask never takes the
-    last token that is left. Reported logprobs are of the raw distribution, before all of these.
+    The order of operations is fixed: penalties, logit bias, the request's grammar, mask of `stop_token_ids` while
+    fewer than `min_tokens` are generated, temperature, top-k, top-p, min-p. A temperature below `GREEDY_BELOW` is
+    greedy (the most probable token, the smallest id among equals): dividing by it would only overflow. The mask never
+    takes the last token that is left. Reported logprobs are of the raw distribution, before all of these.
 
     Raises `InvalidRequest` naming the parameter, its value and the allowed range.
     """

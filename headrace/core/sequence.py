@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from headrace.core.grammar import Matcher
 from headrace.core.request import Request
 
 
@@ -22,6 +23,8 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
+    """The executor could not go on with it; the event says why."""
 
 
 class Sequence:
@@ -44,6 +47,7 @@ class Sequence:
         "choice",
         "id",
         "limit",
+        "matcher",
         "num_cached",
         "num_computed",
         "num_in_flight",
@@ -72,6 +76,8 @@ class Sequence:
         self.num_sampling = 0
         self.limit = limit
         """Most tokens, prompt included; the last one is never computed."""
+        self.matcher: Matcher | None = None
+        """The executor's: where the reply stands in the request's grammar. Begun when first needed."""
         self.unborn: list[int] = []
         """Choices that will fork off in the step that computes the last known token."""
         self.readout = -1

@@ -54,7 +54,9 @@ class Limits:
         asked = num_prompt + wanted if wanted is not None else num_prompt + len(request.resumed) + 1
         if asked > longest:
             raise self._overflow(request, asked)
-        return longest if wanted is None else asked
+        limit = longest if wanted is None else asked
+        most = request.grammar.max_tokens if request.grammar is not None else None
+        return limit if most is None else min(limit, num_prompt + most)
 
     def check_queue(self, num_places: int) -> None:
         """Raises `Overloaded` when there is neither a free place to run in nor one to wait in."""

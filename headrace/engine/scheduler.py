@@ -255,13 +255,20 @@ class Scheduler:
         tokens: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprob, ...] = ()
         reason: FinishReason | None = None
+        error: str | None = None
         if readout >= 0:
-            token, logprob = result.tokens[readout], result.logprobs[readout]
             sequence.num_sampling -= 1
-            sequence.tokens.append(token)
-            tokens, logprobs = (token,), () if logprob is None else (logprob,)
-            if token in sequence.request.sampling.stop_token_ids:
-                reason = FinishReason.STOP
+            if result.errors and readout in result.errors:
+                reason, error = FinishReason.ERROR, result.errors[readout]
+            else:
+                token, logprob = result.tokens[readout], result.logprobs[readout]
+                sequence.tokens.append(token)
+                tokens, logprobs = (token,), () if logprob is None else (logprob,)
+                if token in sequence.request.sampling.stop_token_ids:
+                    reason = FinishReason.STOP
+                elif result.forced and readout in result.forced:
+                    forced, reason = self._take_forced(sequence, result.forced[readout])
+                    tokens += forced
         if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.limit - 1:
             reason = FinishReason.LENGTH
         if reason is not None:
@@ -280,8 +287,26 @@ class Scheduler:
             sequence.num_cached,
             now,
             sequence.queued_s,
+            error,
         )
         return tuple.__new__(TokenEvent, fields)  # what TokenEvent(*fields) does, at half the price
+
+    @staticmethod
+    def _take_forced(sequence: Sequence, forced: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append what a grammar forces, as far as the sequence may go; the next step computes all of it.
+
+        Nothing if a step under way samples the next token already (depth 2): it will find the same one.
+        """
+        if sequence.num_in_flight:
+            return (), None
+        stops = sequence.request.sampling.stop_token_ids
+        taken = forced[: sequence.limit - len(sequence.tokens)]
+        for i, token in enumerate(taken):
+            if token in stops:
+                sequence.tokens.extend(taken[: i + 1])
+                return taken[: i + 1], FinishReason.STOP
+        sequence.tokens.extend(taken)
+        return taken, FinishReason.LENGTH if len(sequence.tokens) >= sequence.limit else None
 
     # --- how sequences come and go ---------------------------------------------------------------------------------
 

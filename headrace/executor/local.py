@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from headrace.backends.inputs import BatchInputs
 from headrace.core.cache import Copy
+from headrace.core.grammar import Matcher
 from headrace.core.plan import ReadoutKind, StepPlan
 from headrace.core.result import StepResult, TokenLogprob
+from headrace.executor.constraints import follow, mask_of, matcher_at
 from headrace.executor.sampler import SampleRow, sample, token_logprob
 
 
@@ -67,17 +69,23 @@ class LocalExecutor:
         self._backend.apply(plan.copies)
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
+        matchers: dict[int, Matcher] = {}
         for rows, logits in self._backend.run(inputs):
             for readout, row_logits in zip(range(rows.start, rows.stop), logits[:, : self._vocab_size], strict=True):
-                token, logprob = self._read(plan, inputs, readout, row_logits)
+                token, logprob = self._read(plan, inputs, readout, row_logits, matchers)
                 tokens.append(token)
                 logprobs.append(logprob)
         self._last_tokens = tokens
-        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s))
+        forced, errors = follow(matchers, plan.readout_sequences, tokens) if matchers else (None, None)
+        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, forced, errors))
 
     @staticmethod
     def _read(
-        plan: StepPlan, inputs: BatchInputs, readout: int, logits: NDArray[np.float32]
+        plan: StepPlan,
+        inputs: BatchInputs,
+        readout: int,
+        logits: NDArray[np.float32],
+        matchers: dict[int, Matcher],
     ) -> tuple[int, TokenLogprob | None]:
         sequence = plan.readout_sequences[readout]
         params = sequence.request.sampling
@@ -90,7 +98,13 @@ class LocalExecutor:
         row = plan.readout_rows[readout]
         position = plan.positions[row]
         # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.
-        history = [*sequence.tokens[:position], int(inputs.token_ids[row])] if params.has_penalties else None
-        token = sample(logits, SampleRow(params, sequence.choice, position + 1, sequence.num_prompt, history))
+        last_token = int(inputs.token_ids[row])
+        history = [*sequence.tokens[:position], last_token] if params.has_penalties else None
+        allowed = None
+        if sequence.request.grammar is not None:
+            matcher = matchers[readout] = matcher_at(sequence, position + 1, last_token)
+            mask = mask_of(matcher, sequence, position + 1, len(logits))
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(logits)).astype(bool)
+        token = sample(logits, SampleRow(params, sequence.choice, position + 1, sequence.num_prompt, history, allowed))
         logprob = None if params.num_logprobs is None else token_logprob(logits, token, params.num_logprobs)
         return token, logprob

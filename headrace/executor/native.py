@@ -12,11 +12,13 @@ import numpy as np
 
 from headrace.backends.inputs import BatchInputs
 from headrace.backends.native.model import NUMBERS, NativeModel, Readouts
+from headrace.core.grammar import Matcher
 from headrace.core.plan import ReadoutKind, StepPlan
 from headrace.core.protocols import Pending
 from headrace.core.randomness import uniform
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import Sequence
+from headrace.executor.constraints import Mask, follow, mask_of, matcher_at, words_of
 from headrace.executor.local import Finished
 
 
@@ -45,10 +47,12 @@ class NativeExecutor:
         start_s = time.perf_counter()
         inputs = step.inputs.with_previous(self._last_tokens)
         self._model.apply(step.copies)
-        readouts = _readouts(step, inputs, self._vocab_size)
+        matchers: dict[int, Matcher] = {}
+        readouts = _readouts(step, inputs, self._vocab_size, matchers)
         self._model.step(inputs, readouts)
-        self._last_tokens = readouts.tokens.tolist()
-        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s)
+        self._last_tokens = tokens = readouts.tokens.tolist()
+        forced, errors = follow(matchers, step.sequences, tokens) if matchers else (None, None)
+        return StepResult(tokens, _logprobs(readouts), time.perf_counter() - start_s, forced, errors)
 
 
 class _Step:
@@ -65,19 +69,27 @@ class _Step:
         self.rows = plan.readout_rows
 
 
-def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
+def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[int, Matcher]) -> Readouts:
+    """What to ask; `matchers` gets those of the readouts that have one."""
     count = len(step.sequences)
+    mask_rows = np.full(count, -1, np.int32)
+    masks: list[Mask] = []
     numbers = np.zeros((count, len(NUMBERS)))
     num_top = np.full(count, -1, np.int32)
     max_top = -1
     lists, kinds = _IdLists(), step.kinds
     for readout, sequence in enumerate(step.sequences):
-        params = sequence.request.sampling
+        request = sequence.request
+        params = request.sampling
         if kinds[readout] == SAMPLE:
-            if params.is_plain:  # most rows: argmax looks at nothing else
+            if params.is_plain and request.grammar is None:  # most rows: argmax looks at nothing else
                 continue
             row = step.rows[readout]
             position = int(inputs.positions[row]) + 1
+            if request.grammar is not None:
+                matcher = matchers[readout] = matcher_at(sequence, position, int(inputs.token_ids[row]))
+                mask_rows[readout] = len(masks)
+                masks.append(mask_of(matcher, sequence, position, vocab_size))
             if not params.is_greedy:
                 draw = uniform(params.seed, sequence.choice, position)
                 numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
@@ -100,6 +112,8 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
         ids=np.array(lists.ids, np.int32),
         values=np.array(lists.values, np.float64),
         starts=np.array(lists.starts, np.int32),
+        mask_rows=mask_rows,
+        masks=np.array(masks) if masks else np.empty((0, words_of(vocab_size)), np.uint32),
         tokens=np.empty(count, np.int32),
         logprobs=np.zeros(count),
         ranks=np.zeros(count, np.int32),
@@ -144,8 +158,8 @@ class _IdLists:
             self.add()
             self.add()
         self.add([token for token, _ in params.logit_bias], [bias for _, bias in params.logit_bias])
-        is_early = position - sequence.num_prompt < params.min_tokens
-        # As in the reference sampler, a ban that would leave no token does not hold.
+        # As in the reference sampler, a ban that would leave no token does not hold. A grammar's mask has it already.
+        is_early = position - sequence.num_prompt < params.min_tokens and sequence.request.grammar is None
         self.add(params.stop_token_ids if is_early and len(params.stop_token_ids) < vocab_size else ())
 
 

@@ -1,9 +1,9 @@
 """From logits to tokens: the reference sampler, one row at a time, obviously right.
 
-Order of operations (see `SamplingParams`): penalties, logit bias, mask of the stop tokens while fewer than `min_tokens`
-are generated (unless it would leave no token), temperature, top-k, top-p, min-p. Ties go to the smaller token id
-everywhere. The token is the inverse of the cumulative distribution, over the kept tokens in order of their ids, at one
-counter-based uniform number.
+Order of operations (see `SamplingParams`): penalties, logit bias, what the grammar allows, mask of the stop tokens
+while fewer than `min_tokens` are generated (unless it would leave no token), temperature, top-k, top-p, min-p. Ties go
+to the smaller token id everywhere. The token is the inverse of the cumulative distribution, over the kept tokens in
+order of their ids, at one counter-based uniform number.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class SampleRow:
     num_prompt: int
     history: list[int] | None
     """The sequence's tokens before `position`; only needed with penalties."""
+    allowed: NDArray[np.bool_] | None = None
+    """[vocab]: what the request's grammar allows."""
 
 
 def sample(logits: Floats, row: SampleRow) -> int:
@@ -46,7 +48,7 @@ def sample(logits: Floats, row: SampleRow) -> int:
 
 
 def adjust(logits: Floats, row: SampleRow) -> NDArray[np.float64]:
-    """Logits after penalties, bias and the mask of early stops.
+    """Logits after penalties, bias, grammar and the mask of early stops.
 
     The repetition penalty (Keskar et al. 2019) sees prompt and reply; presence and frequency penalties (OpenAI) see the
     reply only.
@@ -62,6 +64,8 @@ def adjust(logits: Floats, row: SampleRow) -> NDArray[np.float64]:
         adjusted[generated] -= params.presence_penalty + params.frequency_penalty * counts
     for token, bias in params.logit_bias:
         adjusted[token] += bias
+    if row.allowed is not None:
+        adjusted[~row.allowed] = -np.inf
     if params.stop_token_ids and row.position - row.num_prompt < params.min_tokens:
         masked = adjusted.copy()
         masked[list(params.stop_token_ids)] = -np.inf

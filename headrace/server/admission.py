@@ -17,6 +17,7 @@ from headrace.server.errors import ApiError, bad_request, show
 from headrace.server.generation import ParserOfReplies, TextOptions
 from headrace.server.limits import CallLimits
 from headrace.server.protocol import ChatRequest, CompletionRequest, Message, Sampling, TokenizeRequest, message_content
+from headrace.server.structure import ReplyRule, rule_of_chat, rule_of_completion
 from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
 from headrace.text.tools.base import ReplyParser, ToolParser
@@ -37,6 +38,8 @@ class Job:
     text: tuple[TextOptions, ...]
     """Parallel to `requests`."""
     num_choices: int
+    rule: ReplyRule | None = None
+    """What all replies have to follow, to be compiled."""
     only_echo: bool = False
     """The reply is the prompt itself: nothing is computed."""
 
@@ -65,16 +68,10 @@ def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits
     sampling = _sampling(call, limit, num_logprobs, deployment, limits, limit_name=limit_name)
     tools = parse_tools(call.tools)
     choice = parse_choice(call.tool_choice, tools)
-    if choice.mode == "required":
-        raise bad_request(
-            "unsupported_parameter",
-            f"tool_choice is {show(call.tool_choice)}; this server cannot force calls yet: use auto.",
-            "tool_choice",
-        )
     prompt = encode_messages(call.messages, deployment, choice.tools)
     options = replace(options, parser=_parser_of(choice, deployment, prompt.text))
     request = Request(call_id, tuple(prompt.ids), sampling, num_choices, tenant=tenant, cache_salt=tenant)
-    return Job((request,), (options,), num_choices)
+    return Job((request,), (options,), num_choices, rule_of_chat(call, choice, deployment, prompt.text))
 
 
 def _parser_of(choice: ToolChoice, deployment: Deployment, prompt: str) -> ParserOfReplies | None:
@@ -141,7 +138,7 @@ def prepare_completion(
             )
         )
     only_echo = echo and call.max_tokens == 0 and num_logprobs is None
-    return Job(tuple(requests), tuple(options), num_choices, only_echo)
+    return Job(tuple(requests), tuple(options), num_choices, rule_of_completion(call), only_echo)
 
 
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from headrace.program.cache import cache_groups
 from headrace.program.program import Program
 from headrace.server import system
 from headrace.text.chat_template import ChatTemplate
+from headrace.text.grammar.compiler import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.base import Format
 from headrace.text.tools.reasoning import Thinking
@@ -104,6 +105,11 @@ class Deployment:
     """How the model writes tool calls; None: its template knows no tools, and they are told in words."""
     thinking: Thinking | None = None
     """The marks of the model's reasoning, if it has any."""
+    grammars: GrammarCompiler = field(init=False)
+    """For replies that have to follow something."""
+
+    def __post_init__(self) -> None:
+        self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
 
     @property
     def vocab_size(self) -> int:

@@ -44,7 +44,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": (),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -63,6 +62,12 @@ def _stop(value: object) -> object:
     if isinstance(value, list) and all(isinstance(stop, str) for stop in value):
         return tuple(value)
     raise ValueError("a string or a list of strings is needed")
+
+
+def _texts(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    raise ValueError("a list of strings is needed")
 
 
 def _prompt(value: object) -> object:
@@ -151,6 +156,14 @@ class Sampling(_Model):
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] | None = None
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_ids)] | None = None
     ignore_eos: bool | None = None
+    response_format: Any = None
+    """{"type": "text" | "json_object" | "json_schema", "json_schema": {"name": ..., "schema": {...}}}."""
+    regex: str | None = None
+    """Replies match it whole. Of this, `grammar`, `choice` and a JSON `response_format`, one may be given."""
+    grammar: str | None = None
+    """Lark or GBNF."""
+    choice: Annotated[tuple[str, ...], BeforeValidator(_texts)] | None = None
+    """Replies are one of these."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -165,6 +178,8 @@ class ChatRequest(Sampling):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     """Whether forced calls may be more than one."""
+    reasoning_budget: Count | None = None
+    """Tokens after which reasoning is ended."""
 
 
 class CompletionRequest(Sampling):

@@ -102,7 +102,7 @@ class GenerationReply(Response):
         plan = self._plan
         with self._service.entering(plan.num_requests):
             try:
-                job = await self._service.in_text_pool(plan.prepare)
+                job = await self._service.compile(await self._service.in_text_pool(plan.prepare))
                 generation = await self._service.generate(plan.call_id, job, plan.arrival_s)
             except RequestError as error:
                 raise in_words_of(error, plan.names) from error

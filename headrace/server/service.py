@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from headrace.core.events import TokenEvent
 from headrace.core.sequence import FinishReason
 from headrace.server.admission import Job
 from headrace.server.engine_thread import EngineFailure, EngineThread
-from headrace.server.errors import ApiError
+from headrace.server.errors import ApiError, bad_request
 from headrace.server.generation import Delta, TextStage
 from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
@@ -29,6 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TEXT_THREADS = 2
+GRAMMAR_THREADS = 1
+"""A constraint may take seconds to be refused: such must not hold up prompts."""
 MAX_PARSING = 16
 """Large bodies that may wait to be parsed: no call is counted before it is parsed, and each holds its body."""
 
@@ -45,6 +48,7 @@ class Service:
         self.created = int(time.time())
         self.is_draining = False
         self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="headrace-text")
+        self._grammar_pool = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="headrace-grammar")
         self._num_calls = 0
         self._num_entering = 0
         """Requests on their way to the engine's queue, which its snapshot does not count yet."""
@@ -58,7 +62,9 @@ class Service:
 
     def stop(self) -> None:
         self.engine.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._grammar_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self.deployment.grammars.close()
 
     @property
     def num_calls(self) -> int:
@@ -70,6 +76,14 @@ class Service:
     async def in_text_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """For work that grows with a prompt."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    async def compile(self, job: Job) -> Job:
+        """With the grammar that its replies have to follow. Raises `RequestError` for one that cannot be compiled."""
+        if job.rule is None:
+            return job
+        loop = asyncio.get_running_loop()
+        grammar = await loop.run_in_executor(self._grammar_pool, job.rule.compile, self.deployment)
+        return replace(job, requests=tuple(replace(request, grammar=grammar) for request in job.requests))
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -224,6 +238,8 @@ class Generation:
             if delta.finish_reason is not None:
                 if delta.finish_reason == "abort":  # not by us: we would not be reading any more
                     raise ApiError(503, "aborted", "The server aborted this reply.", retry_after_s=1)
+                if delta.finish_reason == "error":
+                    raise bad_request("grammar_failed", f"The reply cannot go on in its grammar: {event.error}.")
                 self._num_open -= 1
                 self._finish_reasons.append(delta.finish_reason)
             deltas.append(delta)

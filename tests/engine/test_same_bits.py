@@ -30,6 +30,7 @@ from headrace.server.build import ServeConfig, compose
 from tests.model.write_quantized import write_quantized_gguf
 
 from .loaded import Reply, add
+from .patterns import PatternGrammar
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 400
@@ -155,6 +156,7 @@ class Watched:
         if rows > ROWS_AT_ONCE:
             self.seen["steps of more rows than are kept at once"] += 1
         for span in plan.spans:
+            self.seen["forced tokens computed together"] += span.count > 1 and span.start >= span.sequence.num_prompt
             self.seen["spans across three chunk borders"] += span.start + span.count > 3 * CHUNK
             if span.sequence.id not in self._begun:
                 self._begun.add(span.sequence.id)
@@ -162,6 +164,7 @@ class Watched:
         for kind, sequence in zip(plan.readout_kinds, plan.readout_sequences, strict=True):
             if kind == ReadoutKind.SAMPLE:
                 self.seen["greedy tokens" if sequence.request.sampling.is_greedy else "seeded tokens"] += 1
+                self.seen["tokens within a grammar"] += sequence.request.grammar is not None
 
 
 def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
@@ -180,9 +183,11 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
             top_p=rng.choice([1.0, 0.9]),
             repetition_penalty=rng.choice([1.0, 1.1]),
             seed=rng.randint(0, 5),
-            num_logprobs=3,
+            num_logprobs=rng.choice([3, 3, None]),  # forced tokens are taken in one step only where none are wanted
         )
-        requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=rng.random() < 0.15))
+        grammar = PatternGrammar(rng.randint(0, 9), vocab) if rng.random() < 0.25 else None
+        score_prompt = params.num_logprobs is not None and rng.random() < 0.15
+        requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=score_prompt, grammar=grammar))
     last_arrival = rng.choice([0, 4, 12])
     arrivals = [rng.randint(0, last_arrival) for _ in requests]
     needed = max(len(r.prompt) + (r.sampling.max_tokens or 0) for r in requests)
@@ -307,6 +312,8 @@ def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
         "preemptions",
         "greedy tokens",
         "seeded tokens",
+        "tokens within a grammar",
+        "forced tokens computed together",
         *(f"{threads} threads" for threads in (1, 2, 3, 4)),
         *(f"depth {depth}" for depth in (1, 2)),
         *ISAS,

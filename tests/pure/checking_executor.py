@@ -8,6 +8,7 @@ anything that was not written is an assertion.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from headrace.core.cache import NO_BLOCK, CacheGroup, CacheKind
 from headrace.core.plan import ReadoutKind, StepPlan
@@ -35,6 +36,23 @@ def next_token(prefix: int, seed: int, choice: int, position: int) -> int:
 
 def score(prefix: int, token: int) -> float:
     return -float((prefix ^ token) % 1000)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Stands for a grammar: some tokens of a reply are forced, and it may fail at one of them."""
+
+    fails_at: int | None = None
+    max_tokens: int | None = None
+
+    def forced_at(self, index: int) -> int | None:
+        return index * 3 % VOCABULARY if index % 7 in (1, 2, 3, 5) else None
+
+    def run_from(self, index: int) -> tuple[int, ...]:
+        run: list[int] = []
+        while (token := self.forced_at(index + len(run))) is not None:
+            run.append(token)
+        return tuple(run)
 
 
 class CheckingExecutor:
@@ -67,12 +85,20 @@ class CheckingExecutor:
         for span, table in zip(plan.spans, tables, strict=True):
             self._run_span(plan, span, table, ids, hashes)
         tokens, logprobs = [], []
+        forced: dict[int, tuple[int, ...]] = {}
+        errors: dict[int, str] = {}
         for row, kind, target, sequence in zip(
             plan.readout_rows, plan.readout_kinds, plan.readout_targets, plan.readout_sequences, strict=True
         ):
             if kind == ReadoutKind.SAMPLE:
                 position = plan.positions[row] + 1
                 token = next_token(hashes[row], sequence.request.sampling.seed, sequence.choice, position)
+                if (pattern := sequence.request.grammar) is not None:
+                    index, readout = position - sequence.num_prompt, len(tokens)
+                    token = token if pattern.forced_at(index) is None else pattern.forced_at(index)
+                    forced[readout] = pattern.run_from(index + 1)
+                    if pattern.fails_at is not None and index >= pattern.fails_at:
+                        errors[readout] = "too complex"
                 tokens.append(token)
                 logprobs.append(None)
             else:
@@ -80,7 +106,7 @@ class CheckingExecutor:
                 logprobs.append(TokenLogprob(target, score(hashes[row], target)))
         self.last_tokens = tokens
         self.num_steps += 1
-        return StepResult(tokens, logprobs)
+        return StepResult(tokens, logprobs, forced=forced, errors=errors)
 
     def _run_span(self, plan, span, tables, ids, hashes) -> None:
         rows = range(span.first_row, span.first_row + span.count)

@@ -25,7 +25,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.state import EngineState
 from headrace.memory.manager import MemoryManager
 
-from .checking_executor import VOCABULARY, CheckingExecutor, next_token, prefix_hash, score
+from .checking_executor import VOCABULARY, CheckingExecutor, Pattern, next_token, prefix_hash, score
 
 FULL, WINDOW, STATE = CacheKind.FULL, CacheKind.WINDOW, CacheKind.STATE
 
@@ -96,7 +96,8 @@ setups = st.builds(
 )
 
 # Prompts are cut from two texts, so that many share a prefix and some are equal.
-STOPS = {1: range(10), 4: range(25)}  # of 50 ids: one in five, one in two
+STOPS = {1: range(10), 4: range(25), 6: range(6)}  # of 50 ids: one in five, one in two, one in eight
+PATTERNS = {5: Pattern(), 6: Pattern(), 7: Pattern(fails_at=4), 8: Pattern(max_tokens=5)}
 TEXTS = ([n * 7 % 50 for n in range(40)], [n * n % 50 for n in range(40)])
 
 actions = st.one_of(
@@ -107,7 +108,7 @@ actions = st.one_of(
         st.integers(0, 12),  # max_tokens
         st.integers(1, 4),  # choices
         st.integers(0, 3),  # seed
-        st.integers(0, 9),  # rarer wishes: 0 score the prompt, 1 and 4 stop tokens, 2 another salt, 3 resumed
+        st.integers(0, 11),  # rarer wishes: see `Run.submit`
     ),
     st.tuples(st.just("step"), st.integers(1, 4)),
     st.tuples(st.just("abort"), st.integers(1, 3), st.integers(-1, 2)),
@@ -134,6 +135,7 @@ class Run:
         self.received: dict[tuple[str, int], list[int]] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.num_forced = 0
         self.aborted: set[tuple[str, int]] = set()
         self.prefixes: dict[tuple[str, int], list[int] | Sequence] = {}
 
@@ -153,6 +155,7 @@ class Run:
                         assert block == NO_BLOCK or group.pool.references[block], "a launched plan names a free block"
 
     def submit(self, text, length, max_tokens, choices, seed, wish) -> None:
+        """Wishes: 0 score the prompt, 1 and 4 stop tokens, 2 another salt, 3 resumed, 5 to 8 a grammar."""
         request = Request(
             id=f"r{len(self.requests)}",
             prompt=tuple(TEXTS[text][:length]),
@@ -161,6 +164,7 @@ class Run:
             score_prompt=wish == 0,
             cache_salt="other" if wish == 2 else "",
             resumed=(5, 6)[: max(0, max_tokens - 1)] if wish == 3 else (),
+            grammar=PATTERNS.get(wish),
         )
         try:
             self.engine.submit(request)
@@ -178,6 +182,8 @@ class Run:
                 assert key not in self.aborted and key not in self.reasons, "an ended choice got an event"
                 assert event.queued_s >= 0
                 self.received[key] += event.tokens
+                self.num_forced += len(event.tokens[1:])
+                assert (event.error is not None) == (event.finish_reason is FinishReason.ERROR)
                 if event.prompt_logprobs:
                     logprobs = self.prompt_logprobs.setdefault(event.request_id, [])
                     logprobs += [entry.logprob for entry in event.prompt_logprobs]
@@ -236,6 +242,9 @@ class Run:
         text = list(prefix)
         for token in received:
             expected = next_token(prefix_hash(text), request.sampling.seed, choice, len(text))
+            if (pattern := request.grammar) is not None:
+                forced = pattern.forced_at(len(text) - len(request.prompt))
+                expected = expected if forced is None else forced
             assert token == expected, f"{key} differs from running alone at position {len(text)}"
             text.append(token)
         if key in self.aborted:
@@ -244,10 +253,14 @@ class Run:
         wanted = request.sampling.max_tokens
         reply = text[len(request.prompt) :]
         assert request.sampling.stop_token_ids.isdisjoint(reply[:-1]), f"{key} went on after its end"
+        pattern = request.grammar
         if reason is FinishReason.STOP:
             assert text[-1] in request.sampling.stop_token_ids
+        elif reason is FinishReason.ERROR:
+            assert pattern.fails_at is not None and len(reply) >= pattern.fails_at
         else:
-            assert len(text) == len(request.prompt) + wanted
+            most = wanted if pattern is None or pattern.max_tokens is None else min(wanted, pattern.max_tokens)
+            assert len(reply) == most
 
 
 LEAST = {"forks that ended with their parent": 2}
@@ -284,6 +297,8 @@ def run_schedule(setup: Setup, script: list) -> None:
             ),
             "waits for a prefix": run.prefix_gate.num_skips,
             "stops": sum(reason is FinishReason.STOP for reason in run.reasons.values()),
+            "forced tokens": run.num_forced,
+            "errors": sum(reason is FinishReason.ERROR for reason in run.reasons.values()),
             "scored prompts": len(run.prompt_logprobs),
             "mixed groups": len(setup.kinds) > 1,
         }

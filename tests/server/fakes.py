@@ -19,6 +19,7 @@ from headrace.engine.limits import Limits
 from headrace.engine.state import EngineStats
 from headrace.memory.manager import GroupStats
 from headrace.text.chat_template import ChatTemplate
+from headrace.text.grammar.compiler import GrammarCompiler
 from headrace.text.matcher import TokenMatcher
 from headrace.text.tokenizer import Tokenizer
 
@@ -198,6 +199,7 @@ def make_deployment(engine: FakeEngine | None = None, vocab_size: int | None = N
     return SimpleNamespace(
         engine=engine or FakeEngine(),
         tokenizer=tokenizer,
+        grammars=GrammarCompiler(tokenizer, vocab_size or tokenizer.vocab_size),
         template=ChatTemplate(TEMPLATE),
         name="fake-model",
         context_length=CONTEXT_LENGTH,

@@ -206,7 +206,20 @@ def refused(server: RunningServer, **body: object) -> dict:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}},
+            "response_format.json_schema",
+        ),
+        ({"regex": "(?=a)"}, "regex"),
+        ({"regex": 5}, "regex"),
+        ({"grammar": "nonsense ("}, "grammar"),
+        ({"choice": []}, "choice"),
+        ({"choice": [1]}, "choice"),
+        ({"choice": ["a"], "regex": "a"}, "choice"),
+        ({"choice": ["a"], "ignore_eos": True}, "ignore_eos"),
+        ({"reasoning_budget": 3}, "reasoning_budget"),
     ],
 )
 def test_caps_and_ranges(shared: RunningServer, body: dict, param: str):

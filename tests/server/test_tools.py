@@ -113,7 +113,7 @@ def test_results_go_back_to_the_model(server: RunningServer):
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
         ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "choice": ["a"]}, "choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         (
             {"messages": [*say("x"), {"role": "tool", "tool_call_id": "nobody", "content": "?"}]},

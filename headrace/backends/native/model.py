@@ -59,7 +59,8 @@ class Readouts:
 
     Asked: `targets` [n] (the token to score, -1: sample one), `num_top` [n] (-1: no logprob; k: also of the k most
     probable tokens), `numbers` [n, 8], and four lists of ids per readout (seen, generated, biased, banned) as stretches
-    of `ids` and `values` that begin at `starts` [4 n + 1]. Ids from `vocab_size` on are padding.
+    of `ids` and `values` that begin at `starts` [4 n + 1]; `mask_rows` [n]: the row of `masks` [rows, vocab_size bits
+    in whole words] that says which tokens a grammar allows, -1: all. Ids from `vocab_size` on are padding.
     Answered: `tokens`, `logprobs`, `ranks` [n], `top_ids`, `top_logprobs` [n, most num_top].
     """
 
@@ -70,6 +71,8 @@ class Readouts:
     ids: NDArray[np.int32]
     values: NDArray[np.float64]
     starts: NDArray[np.int32]
+    mask_rows: NDArray[np.int32]
+    masks: NDArray[np.uint32]
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float64]
     ranks: NDArray[np.int32]
@@ -177,6 +180,8 @@ class NativeModel:
             readouts.ids,
             readouts.values,
             readouts.starts,
+            readouts.mask_rows,
+            readouts.masks.ravel(),
             readouts.tokens,
             readouts.logprobs,
             readouts.ranks,

@@ -1,0 +1,1 @@
+"""Structured output: what a reply may be, compiled into masks over the vocabulary by llguidance."""
