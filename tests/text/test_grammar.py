@@ -21,6 +21,7 @@ from headrace.text.grammar import constraint as constraints
 from headrace.text.grammar.bound import longest_json, longest_match
 from headrace.text.grammar.compiler import GrammarCompiler
 from headrace.text.grammar.constraint import Constraint
+from headrace.text.grammar.finite import finite
 from headrace.text.grammar.reasoned import ReasonedGrammar
 from headrace.text.tools.base import ToolParser, parse
 from headrace.text.tools.events import collect
@@ -267,6 +268,31 @@ def test_a_budget_alone_leaves_the_answer_free(compiler: GrammarCompiler) -> Non
 )
 def test_bounds_of_schemas(schema: dict, bound: int | None) -> None:
     assert longest_json(schema) == bound
+
+
+def test_schemas_are_made_finite_and_only_narrower() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer"},
+            "m": {"type": ["integer", "null"], "minimum": 3},
+            "far": {"type": "integer", "minimum": 2**60},
+            "f": {"type": "number"},
+            "mail": {"type": "string", "format": "email"},
+            "short": {"type": "string", "format": "email", "maxLength": 9},
+            "type": {"const": {"type": "integer"}},
+        },
+    }
+    most = 2**53 - 1
+    assert finite(schema)["properties"] == {
+        "n": {"type": "integer", "minimum": -most, "maximum": most},
+        "m": {"type": ["integer", "null"], "minimum": 3, "maximum": most},
+        "far": {"type": "integer", "minimum": 2**60},
+        "f": {"type": "number"},
+        "mail": {"type": "string", "format": "email", "maxLength": 254},
+        "short": {"type": "string", "format": "email", "maxLength": 9},
+        "type": {"const": {"type": "integer"}},
+    }
 
 
 def test_bounds_hold(compiler: GrammarCompiler) -> None:

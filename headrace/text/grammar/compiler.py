@@ -85,7 +85,8 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._wrapped, source, log_level=0, limits=LIMITS)
         if matcher.is_error():  # the same source has just compiled
             raise _refused(constraint, _first_lines(matcher.get_error()))
-        return CompiledGrammar(matcher, None if constraint.max_bytes is None else constraint.max_bytes + 1)
+        most = None if constraint.max_bytes is None else constraint.max_bytes + 1
+        return CompiledGrammar(matcher, self.vocabulary.mask_bytes, most)
 
     def _stop(self) -> None:
         if self._worker is not None:

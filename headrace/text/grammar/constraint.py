@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.core.errors import InvalidRequest
 from headrace.text.grammar.bound import longest_json, longest_match
+from headrace.text.grammar.finite import finite
 from headrace.text.tools.schema import Forced
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def json_schema(schema: object, param: str) -> Constraint:
     """Raises `InvalidRequest` for what is no JSON schema at first sight; the rest is seen when it is compiled."""
     if not isinstance(schema, dict):
         raise InvalidRequest("invalid_value", f"{param} must be an object, a JSON schema.", param=param)
-    return Constraint("json_schema", _written(schema, param), param, longest_json(schema))
+    text = _written(schema, param)
+    return Constraint("json_schema", text, param, longest_json(json.loads(text)))
 
 
 def json_object(param: str) -> Constraint:
@@ -107,7 +109,7 @@ def _longest_call(forced: Forced) -> int | None:
         return None
     longest = 0
     for call in forced.calls:
-        arguments = longest_json(call.schema)
+        arguments = longest_json(finite(call.schema))
         if arguments is None:
             return None
         longest = max(longest, len((call.prefix + call.suffix).encode()) + arguments)
@@ -140,7 +142,7 @@ def _join(*parts: str) -> str:
 
 def _written(schema: Mapping[str, Any], param: str) -> str:
     try:
-        text = json.dumps(schema, ensure_ascii=False)
+        text = json.dumps(finite(schema), ensure_ascii=False)
     except RecursionError as error:
         raise InvalidRequest("invalid_value", f"{param} is nested too deeply; simplify it.", param=param) from error
     _check_size(text, param, MAX_BYTES)

@@ -33,7 +33,7 @@ class ReasonedGrammar:
         self._open = open
         self._budget = budget
         self._vocabulary = vocabulary
-        everything = bytearray(b"\xff" * (-(-len(vocabulary.tokens) // 32) * 4))
+        everything = bytearray(b"\xff" * vocabulary.mask_bytes)
         self._everything = bytes(everything)
         for token in vocabulary.eos_token_ids:
             everything[token // 8] &= ~(1 << token % 8)

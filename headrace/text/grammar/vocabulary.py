@@ -19,6 +19,11 @@ class Bytes:
 
         self._ids: dict[bytes, int] = {}
 
+    @property
+    def mask_bytes(self) -> int:
+        """A bit per token, in whole words."""
+        return -(-len(self.tokens) // 32) * 4
+
     def __call__(self, text: str | bytes) -> list[int]:
         """Token ids of a text: the longest token that fits, again and again. Good enough where nothing is generated."""
         if not self._ids:
