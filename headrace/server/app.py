@@ -78,6 +78,7 @@ def create_app(
         ("GET", "/v1/models/{name:path}", handlers.model),
         ("POST", "/tokenize", handlers.tokenize),
         ("POST", "/detokenize", handlers.detokenize),
+        ("GET", "/tokenizer_info", handlers.tokenizer_info),
         ("GET", "/health", handlers.health),
         ("GET", "/ready", handlers.ready),
         ("GET", "/metrics", handlers.metrics),
@@ -148,6 +149,14 @@ class Handlers:
             admission.check_ids(call.tokens, tokenizer.vocab_size, "tokens")
             text = await service.in_text_pool(tokenizer.decode, call.tokens)
         return _json({"prompt": text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What a client has to know that encodes and renders here; vLLM's fields, which lm-evaluation-harness reads."""
+        deployment = self._service.deployment
+        tokenizer, template = deployment.tokenizer, deployment.template
+        names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        texts = {name: None if token is None else tokenizer.text_of(token) for name, token in names.items()}
+        return _json({**texts, "pad_token": None, "chat_template": None if template is None else template.source})
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives, whatever it is doing."""

@@ -1,8 +1,8 @@
 """Schemas narrowed so that replies end: at a high temperature a model writes digits and addresses for ever.
 
-What is narrowed is beyond what programs read: integers outside of +-(2^53 - 1), which is where JSON's numbers stop being
-exact everywhere (RFC 8259, section 6), and formats longer than their own standard allows. Bounds that a schema has
-stay as they are.
+What is narrowed is beyond what programs read: integers outside of +-(2^53 - 1), where JSON's numbers stop being exact
+everywhere (RFC 8259, section 6), and formats longer than their own standard allows. Bounds that a schema has stay as
+they are.
 """
 
 from __future__ import annotations
