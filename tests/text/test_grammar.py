@@ -284,7 +284,9 @@ def test_schemas_are_made_finite_and_only_narrower() -> None:
         },
     }
     most = 2**53 - 1
-    assert finite(schema)["properties"] == {
+    narrowed = finite(schema)
+    assert narrowed["additionalProperties"] is False
+    assert narrowed["properties"] == {
         "n": {"type": "integer", "minimum": -most, "maximum": most},
         "m": {"type": ["integer", "null"], "minimum": 3, "maximum": most},
         "far": {"type": "integer", "minimum": 2**60},
@@ -293,6 +295,21 @@ def test_schemas_are_made_finite_and_only_narrower() -> None:
         "short": {"type": "string", "format": "email", "maxLength": 9},
         "type": {"const": {"type": "integer"}},
     }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {}}},
+        {"type": "object"},
+        {"allOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]},
+        {"type": "object", "properties": {"a": {}}, "anyOf": [{"type": "object", "properties": {"b": {}}}]},
+        {"$ref": "#/$defs/x", "properties": {"b": {}}, "$defs": {"x": {"type": "object", "properties": {"a": {}}}}},
+    ],
+)
+def test_objects_that_speak_of_more_stay_open(schema: dict) -> None:
+    assert finite(schema) == schema
 
 
 def test_bounds_hold(compiler: GrammarCompiler) -> None:
