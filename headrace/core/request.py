@@ -26,6 +26,7 @@ class Request:
     priority: int = 0
     """Smaller is more urgent."""
     deadline_s: float | None = None
+    """When the reply should be complete. Carried for policies, as `priority` is: the one there is reads neither."""
     adapter: str = ""
     cache_salt: str = ""
     """Prefixes are shared only between requests with the same salt (and adapter)."""

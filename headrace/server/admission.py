@@ -54,7 +54,9 @@ def check_model(name: str | None, served: Sequence[str]) -> None:
         )
 
 
-def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str) -> Job:
+def prepare_chat(
+    call: ChatRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str, *, arrival_s: float
+) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
     if call.top_logprobs is not None and not call.logprobs:
@@ -73,7 +75,7 @@ def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits
         )
     prompt = encode_messages(call.messages, deployment, choice.tools)
     options = replace(options, parser=_parser_of(choice, deployment, prompt.text))
-    request = Request(call_id, tuple(prompt.ids), sampling, num_choices, tenant=tenant, cache_salt=tenant)
+    request = Request(call_id, tuple(prompt.ids), sampling, num_choices, **_service(call, tenant, arrival_s))
     return Job((request,), (options,), num_choices)
 
 
@@ -105,7 +107,7 @@ def limit_of(call: ChatRequest) -> tuple[int | None, str]:
 
 
 def prepare_completion(
-    call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str
+    call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str, *, arrival_s: float
 ) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
@@ -136,8 +138,7 @@ def prepare_completion(
                 sampling if call.seed is not None else replace(sampling, seed=draw_seed()),
                 num_choices,
                 score_prompt=echo and num_logprobs is not None,
-                tenant=tenant,
-                cache_salt=tenant,
+                **_service(call, tenant, arrival_s),
             )
         )
     only_echo = echo and call.max_tokens == 0 and num_logprobs is None
@@ -284,6 +285,17 @@ def _num_chars(value: object) -> int:
     if isinstance(value, dict):
         return sum(map(_num_chars, value.values()))
     return sum(map(_num_chars, value)) if isinstance(value, list) else 0
+
+
+def _service(call: Sampling, tenant: str, arrival_s: float) -> dict[str, Any]:
+    """The fields of a call's requests that say how the engine is to serve them."""
+    return {
+        "tenant": tenant,
+        "priority": call.priority or 0,
+        "deadline_s": None if call.deadline_ms is None else arrival_s + call.deadline_ms / 1e3,
+        # A tenant's name has no slash: no two tenants can come to the same salt, whatever they write.
+        "cache_salt": tenant if call.cache_salt is None else f"{tenant}/{call.cache_salt}",
+    }
 
 
 def _num_choices(call: Sampling, limits: CallLimits) -> int:

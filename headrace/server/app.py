@@ -100,7 +100,15 @@ class Handlers:
         call = await self._parse(protocol.ChatRequest, request)
         admission.check_model(call.model, service.names)
         header = self._header("chatcmpl", call)
-        prepare = partial(admission.prepare_chat, call, header.id, service.deployment, service.limits, _tenant(request))
+        prepare = partial(
+            admission.prepare_chat,
+            call,
+            header.id,
+            service.deployment,
+            service.limits,
+            _tenant(request),
+            arrival_s=start_s,
+        )
         writer = ChatWriter(header, service.deployment.tokenizer, bool(call.logprobs))
         names = {"prompt": "messages", "max_tokens": admission.limit_of(call)[1]}
         plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), header.include_usage, start_s)
@@ -113,7 +121,13 @@ class Handlers:
         admission.check_model(call.model, service.names)
         header = self._header("cmpl", call)
         prepare = partial(
-            admission.prepare_completion, call, header.id, service.deployment, service.limits, _tenant(request)
+            admission.prepare_completion,
+            call,
+            header.id,
+            service.deployment,
+            service.limits,
+            _tenant(request),
+            arrival_s=start_s,
         )
         writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs)
         names = {"messages": "prompt"}

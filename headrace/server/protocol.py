@@ -55,6 +55,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 _MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refusal"})
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_DEADLINE_MS = 24 * 3600 * 1000
 
 
 def _stop(value: object) -> object:
@@ -153,6 +154,12 @@ class Sampling(_Model):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Smaller is more urgent; default 0."""
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    """From the call's arrival."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefixes are shared only among a tenant's calls with the same salt."""
 
 
 class ChatRequest(Sampling):

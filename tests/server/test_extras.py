@@ -1,0 +1,77 @@
+"""Fields beyond OpenAI's: what they become for the engine, and what they add to a reply."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.server.conftest import RunningServer
+from tests.server.fakes import FakeEngine
+
+PATHS = {
+    "/v1/completions": {"prompt": "say:x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "say:x"}]},
+}
+
+
+def error_of(server: RunningServer, path: str, body: dict) -> dict:
+    response = server.post(path, json=body)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_priority_and_deadline_reach_the_engine(start, path: str):
+    server = start()
+    before = time.monotonic()
+    assert server.post(path, json=PATHS[path] | {"priority": -3, "deadline_ms": 2500}).status_code == 200
+    after = time.monotonic()
+    assert server.post(path, json=PATHS[path]).status_code == 200
+    urgent, plain = server.engine.requests
+    assert (urgent.priority, plain.priority) == (-3, 0)
+    assert before + 2.5 <= urgent.deadline_s <= after + 2.5, "from the call's arrival, on the engine's clock"
+    assert plain.deadline_s is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 2**31),
+        ("priority", 1.5),
+        ("priority", "high"),
+        ("deadline_ms", 0),
+        ("deadline_ms", -5),
+        ("deadline_ms", 24 * 3600 * 1000 + 1),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", 5),
+    ],
+)
+def test_wrong_values_are_refused(shared: RunningServer, path: str, field: str, value: object):
+    error = error_of(shared, path, PATHS[path] | {field: value})
+    assert (error["code"], error["param"]) == ("invalid_value", field)
+    assert error["message"].startswith(f"{field} is ")
+
+
+def test_a_salt_parts_a_tenants_prefixes_and_joins_no_two_tenants(start):
+    server = start(FakeEngine(), api_keys=("first-key", "second-key"))
+    for key, salt in (
+        ("first-key", "a"),
+        ("first-key", "a"),
+        ("first-key", "b"),
+        ("second-key", "a"),
+        ("first-key", None),
+    ):
+        body = {"prompt": "say:x"} | ({} if salt is None else {"cache_salt": salt})
+        headers = {"authorization": f"Bearer {key}"}
+        assert server.post("/v1/completions", json=body, headers=headers).status_code == 200
+    salts = [request.cache_salt for request in server.engine.requests]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 4
+    # A tenant cannot write its way into another's prefixes, nor into its own unsalted ones.
+    other = server.engine.requests[3].tenant
+    body = {"prompt": "say:x", "cache_salt": f"{other}/a"}
+    server.post("/v1/completions", json=body, headers={"authorization": "Bearer first-key"})
+    assert server.engine.requests[-1].cache_salt not in salts
