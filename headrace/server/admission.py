@@ -16,7 +16,15 @@ from headrace.core.sampling import SamplingParams
 from headrace.server.errors import ApiError, bad_request, show
 from headrace.server.generation import ParserOfReplies, TextOptions
 from headrace.server.limits import CallLimits
-from headrace.server.protocol import ChatRequest, CompletionRequest, Message, Sampling, TokenizeRequest, message_content
+from headrace.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    RenderRequest,
+    Sampling,
+    TokenizeRequest,
+    message_content,
+)
 from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
 from headrace.text.tools.base import ReplyParser, ToolParser
@@ -158,6 +166,11 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
             call.prompt, add_special_tokens=call.add_special_tokens is not False, parse_special=True
         )
     )
+
+
+def render(call: RenderRequest, deployment: Deployment) -> str:
+    """The text that the chat template makes of a conversation. Raises as `encode_messages`."""
+    return encode_messages(call.messages, deployment, parse_tools(call.tools)).text
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

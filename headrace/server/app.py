@@ -78,6 +78,7 @@ def create_app(
         ("GET", "/v1/models/{name:path}", handlers.model),
         ("POST", "/tokenize", handlers.tokenize),
         ("POST", "/detokenize", handlers.detokenize),
+        ("POST", "/render", handlers.render),
         ("GET", "/health", handlers.health),
         ("GET", "/ready", handlers.ready),
         ("GET", "/metrics", handlers.metrics),
@@ -161,6 +162,14 @@ class Handlers:
         with service.call(), service.entering(1):
             admission.check_ids(call.tokens, tokenizer.vocab_size, "tokens")
             text = await service.in_text_pool(tokenizer.decode, call.tokens)
+        return _json({"prompt": text})
+
+    async def render(self, request: Request) -> Response:
+        service = self._service
+        call = await self._parse(protocol.RenderRequest, request)
+        admission.check_model(call.model, service.names)
+        with service.call(), service.entering(1):
+            text = await service.in_text_pool(admission.render, call, service.deployment)
         return _json({"prompt": text})
 
     async def health(self, request: Request) -> Response:

@@ -192,6 +192,14 @@ class TokenizeRequest(_Model):
     """For `prompt`: default true. Messages are what the template makes of them."""
 
 
+class RenderRequest(_Model):
+    """What a chat's prompt depends on."""
+
+    model: str | None = None
+    messages: Messages
+    tools: Any = None
+
+
 class DetokenizeRequest(_Model):
     model: str | None = None
     tokens: Annotated[tuple[int, ...], BeforeValidator(_ids)]
