@@ -25,6 +25,7 @@ from headrace.server.protocol import (
     TokenizeRequest,
     message_content,
 )
+from headrace.server.ranking import Ranking
 from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
 from headrace.text.tools.base import ReplyParser, ToolParser
@@ -114,11 +115,21 @@ def limit_of(call: ChatRequest) -> tuple[int | None, str]:
     return older, "max_tokens"
 
 
+def ranking_of(call: CompletionRequest) -> Ranking | None:
+    """None where every choice that is computed is returned. Its numbers are judged in `prepare_completion`."""
+    n = 1 if call.n is None else call.n
+    return None if call.best_of is None or call.best_of == n else Ranking(call.best_of, n)
+
+
 def prepare_completion(
     call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str, *, arrival_s: float
 ) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
+    ranking = ranking_of(call)
+    if ranking is not None:
+        _check_ranking(ranking, bool(call.stream), limits)
+        num_choices = ranking.num_candidates
     if len(call.prompt) > limits.max_prompts:
         raise bad_request(
             "invalid_value",
@@ -130,14 +141,30 @@ def prepare_completion(
     stops = _stops(call, limits)
     sampling = _sampling(call, call.max_tokens, num_logprobs, deployment, limits)
     if call.max_tokens == 0 and echo and num_choices > 1:
-        raise bad_request("invalid_value", f"n is {num_choices}; with max_tokens 0 all choices are the prompt.", "n")
+        name = "n" if ranking is None else "best_of"
+        raise bad_request(
+            "invalid_value", f"{name} is {num_choices}; with max_tokens 0 all choices are the prompt.", name
+        )
+    if ranking is not None and num_logprobs is None:
+        sampling = replace(sampling, num_logprobs=0)
     requests, options = [], []
     for i, text in enumerate(call.prompt):
         prompt, has_bos = _prompt_ids(text, call.add_special_tokens is not False, deployment)
+        if call.suffix:
+            prompt = _with_gap(prompt, has_bos, call.suffix, echo, deployment)
         shown = None
         if echo:
             shown = text if isinstance(text, str) else deployment.tokenizer.decode(prompt)
-        options.append(TextOptions(stops, sampling.min_tokens, num_logprobs is not None, shown, has_bos))
+        options.append(
+            TextOptions(
+                stops,
+                sampling.min_tokens,
+                sampling.num_logprobs is not None,
+                ranked=ranking is not None,
+                echo=shown,
+                has_bos=has_bos,
+            )
+        )
         requests.append(
             Request(
                 f"{call_id}-{i}" if len(call.prompt) > 1 else call_id,
@@ -264,6 +291,27 @@ def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Depl
     return ids, add_special and ids[0] == tokenizer.bos_id
 
 
+def _with_gap(
+    prompt: tuple[int, ...], has_bos: bool, suffix: str, echo: bool, deployment: Deployment
+) -> tuple[int, ...]:
+    """The ids of a prompt that the reply leads over to `suffix`."""
+    fill_in = deployment.tokenizer.fill_in
+    if fill_in is None:
+        raise bad_request(
+            "unsupported_parameter",
+            f"suffix is {show(suffix)}, and {deployment.name} has no fill-in tokens: it cannot write what stands "
+            "before a given text. Leave suffix out.",
+            "suffix",
+        )
+    if echo:
+        raise bad_request("invalid_value", "suffix and echo exclude each other: leave one of them out.", "suffix")
+    _check_size(suffix, "suffix", deployment)
+    after = deployment.tokenizer.encode(suffix, parse_special=True)
+    check_encoded(after, deployment, "suffix")
+    begin = int(has_bos)
+    return (*prompt[:begin], *fill_in.arrange(prompt[begin:], after))
+
+
 def check_encoded(ids: Sequence[int], deployment: Deployment, param: str) -> None:
     """Raises `ApiError` (400) for a token that the text has and the model has not (Gemma's image token, say)."""
     if max(ids, default=0) >= deployment.vocab_size:
@@ -316,6 +364,22 @@ def _num_choices(call: Sampling, limits: CallLimits) -> int:
     if not 1 <= n <= limits.max_choices:
         raise bad_request("invalid_value", f"n is {n}; it must be between 1 and {limits.max_choices}.", "n")
     return n
+
+
+def _check_ranking(ranking: Ranking, stream: bool, limits: CallLimits) -> None:
+    best_of, n = ranking.num_candidates, ranking.num_kept
+    if not n < best_of <= limits.max_choices:
+        raise bad_request(
+            "invalid_value",
+            f"best_of is {best_of} and n is {n}; best_of must be between n and {limits.max_choices}.",
+            "best_of",
+        )
+    if stream:
+        raise bad_request(
+            "invalid_value",
+            f"best_of is {best_of}; which choices are best is known at the end only: leave out stream or best_of.",
+            "best_of",
+        )
 
 
 def _num_logprobs(count: int, name: str, limits: CallLimits) -> int:

@@ -130,8 +130,9 @@ class Handlers:
             _tenant(request),
             arrival_s=start_s,
         )
-        writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs)
-        names = {"messages": "prompt"}
+        ranking = admission.ranking_of(call)
+        writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs, ranking)
+        names = {"messages": "prompt"} | ({"n": "best_of"} if ranking else {})
         plan = Plan(
             header.id, len(call.prompt), prepare, names, writer, bool(call.stream), header.include_usage, start_s
         )

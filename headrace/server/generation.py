@@ -46,6 +46,8 @@ class TextOptions:
     min_tokens: int = 0
     """The text of earlier tokens is not searched for stops."""
     logprobs: bool = False
+    ranked: bool = False
+    """The mean logprob of each choice is wanted (with `logprobs` only)."""
     echo: str | None = None
     """The prompt's text, to be sent ahead of the reply (with its logprobs, where the request scores its prompt)."""
     has_bos: bool = False
@@ -90,6 +92,8 @@ class _Choice:
     num_tokens: int = 0
     num_decoded: int = 0
     num_emitted: int = 0
+    sum_logprobs: float = 0.0
+    num_summed: int = 0
     held: deque[tuple[ScoredToken, int]] = field(default_factory=deque)
     """Tokens not yet sent, with the end of their text."""
     is_started: bool = False
@@ -150,6 +154,16 @@ class TextStage:
             events = (*choice.parser.push(text), *(choice.parser.finish() if finish is not None else ()))
         return Delta(self._first_choice + event.choice, text, tuple(scored), tokens, finish, stop, events, cut)
 
+    @property
+    def mean_logprobs(self) -> dict[int, float]:
+        """Choice -> the mean logprob of its tokens, one that ended it included; empty unless ranked."""
+        if not self._options.ranked:
+            return {}
+        return {
+            self._first_choice + i: choice.sum_logprobs / max(choice.num_summed, 1)
+            for i, choice in enumerate(self._choices)
+        }
+
     def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str, list[ScoredToken], str | None, tuple[int, ...]]:
         """(text to send, its scored tokens, the stop string found, the tokens that count)."""
         shown = event.tokens[:-1] if event.finish_reason is STOP else event.tokens
@@ -182,6 +196,9 @@ class TextStage:
             pieces.append(piece)
         text = "".join(pieces)
         choice.num_emitted += len(text)
+        if self._options.ranked:
+            choice.sum_logprobs += sum(entry.logprob for entry in event.logprobs[: len(tokens)])
+            choice.num_summed += len(tokens)
         is_last = event.finish_reason is not None or matched is not None
         return text, self._release(choice, everything=is_last and matched is None), matched, tokens
 

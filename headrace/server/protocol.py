@@ -176,6 +176,10 @@ class ChatRequest(Sampling):
 
 class CompletionRequest(Sampling):
     prompt: Annotated[tuple[Any, ...], BeforeValidator(_prompt)]
+    suffix: str | None = None
+    """What follows the reply; for models with fill-in tokens."""
+    best_of: Count | None = None
+    """Candidates of which the `n` likeliest are returned."""
     echo: bool | None = None
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
@@ -259,7 +263,7 @@ def _check_extra(kind: type[_Model], body: _Model) -> None:
             unknown[name] = value
             continue
         neutral = UNSUPPORTED[name]
-        if value in (None, "", [], {}) or value in neutral or (name == "best_of" and value == getattr(body, "n", None)):
+        if value in (None, "", [], {}) or value in neutral:
             continue
         allowed = f" Values without effect are allowed: {', '.join(map(repr, neutral))}." if neutral else ""
         raise bad_request(

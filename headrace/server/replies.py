@@ -133,7 +133,7 @@ class GenerationReply(Response):
         deltas: list[Delta] = []
         while new := await generation.next():
             deltas += new
-        body = self._plan.writer.whole(deltas, generation.usage)
+        body = self._plan.writer.whole(deltas, generation.outcome)
         self._is_complete = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

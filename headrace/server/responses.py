@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace.server.generation import Delta, ScoredToken
+from headrace.server.ranking import Ranking
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import events as tools
 
@@ -147,6 +148,15 @@ def _folded(deltas: Sequence[Delta]) -> Folded:
     return Folded(text, scored, deltas[-1].finish_reason, reply)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known at the end of a call besides its deltas."""
+
+    usage: Usage
+    mean_logprobs: Mapping[int, float] = field(default_factory=dict)
+    """Choice -> per token, where choices are ranked by it."""
+
+
 class Writer(Protocol):
     """Turns the deltas of one call into bytes."""
 
@@ -158,7 +168,7 @@ class Writer(Protocol):
         """The last event before the end, where the client asked for it."""
         ...
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         """The body of a reply that is not streamed."""
         ...
 
@@ -227,7 +237,7 @@ class ChatWriter:
         head = self._header
         return event(_encode(Reply(head.id, "chat.completion.chunk", head.created, head.model, (), usage)))
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         choices = [
             ChatChoice(
                 index,
@@ -238,7 +248,7 @@ class ChatWriter:
             for index, folded in fold(deltas).items()
         ]
         head = self._header
-        return _encode(Reply(head.id, "chat.completion", head.created, head.model, choices, usage))
+        return _encode(Reply(head.id, "chat.completion", head.created, head.model, choices, outcome.usage))
 
     def _chunk(
         self, choice: int, delta: ChatMessage, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
@@ -288,10 +298,13 @@ def _call_id() -> str:
 
 
 class CompletionWriter:
-    def __init__(self, header: Header, tokenizer: Tokenizer, num_logprobs: int | None) -> None:
+    def __init__(
+        self, header: Header, tokenizer: Tokenizer, num_logprobs: int | None, ranking: Ranking | None = None
+    ) -> None:
         self._header = header
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
+        self._ranking = ranking
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         return b"".join(
@@ -307,13 +320,16 @@ class CompletionWriter:
         head = self._header
         return event(_encode(Reply(head.id, "text_completion", head.created, head.model, (), usage)))
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
+        replies = fold(deltas)
+        if self._ranking is not None:
+            replies = self._ranking.best(replies, outcome.mean_logprobs)
         choices = [
             TextChoice(index, folded.text, self._format(folded.scored), folded.finish_reason)
-            for index, folded in fold(deltas).items()
+            for index, folded in replies.items()
         ]
         head = self._header
-        return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, usage))
+        return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, outcome.usage))
 
     def _format(self, scored: Sequence[ScoredToken]) -> TextLogprobs | None:
         if self._num_logprobs is None:

@@ -18,7 +18,7 @@ from headrace.server.errors import ApiError
 from headrace.server.generation import Delta, TextStage
 from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
-from headrace.server.responses import PromptTokensDetails, Usage
+from headrace.server.responses import Outcome, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
@@ -246,6 +246,11 @@ class Generation:
         num_generated = sum(stage.num_generated for stage in self._stages.values())
         cached = PromptTokensDetails(sum(stage.num_cached for stage in self._stages.values()))
         return Usage(num_prompt, num_generated, num_prompt + num_generated, cached)
+
+    @property
+    def outcome(self) -> Outcome:
+        means = {choice: mean for stage in self._stages.values() for choice, mean in stage.mean_logprobs.items()}
+        return Outcome(self.usage, means)
 
     def close(self, error: BaseException | None = None) -> None:
         """Give up what is unfinished, and account for the call, once. `error`: what ended it early, if anything did."""
