@@ -90,7 +90,11 @@ class LocalExecutor:
         row = plan.readout_rows[readout]
         position = plan.positions[row]
         # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.
-        history = [*sequence.tokens[:position], int(inputs.token_ids[row])] if params.has_penalties else None
+        history = (
+            [*sequence.tokens[:position], int(inputs.token_ids[row])]
+            if params.has_penalties or params.has_dry
+            else None
+        )
         token = sample(logits, SampleRow(params, sequence.choice, position + 1, sequence.num_prompt, history))
         logprob = None if params.num_logprobs is None else token_logprob(logits, token, params.num_logprobs)
         return token, logprob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +17,9 @@ from headrace.core.protocols import Pending
 from headrace.core.randomness import uniform
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import Sequence
+from headrace.executor.dry import dry_penalties
 from headrace.executor.local import Finished
+from headrace.executor.sampler import xtc_threshold
 
 
 class NativeExecutor:
@@ -81,8 +83,10 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
             if not params.is_greedy:
                 draw = uniform(params.seed, sequence.choice, position)
                 numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
+                threshold = xtc_threshold(params, sequence.choice, position)
+                numbers[readout, 8:] = (params.typical_p, threshold)
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-            numbers[readout, 5:] = penalties
+            numbers[readout, 5:8] = penalties
             lists.skip_to(readout)
             lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
@@ -143,7 +147,13 @@ class _IdLists:
         else:
             self.add()
             self.add()
-        self.add([token for token, _ in params.logit_bias], [bias for _, bias in params.logit_bias])
+        dry: Mapping[int, float] = {}
+        if params.has_dry:
+            dry = dry_penalties([*sequence.tokens[: position - 1], last_token], params)
+        self.add(
+            [*dry, *(token for token, _ in params.logit_bias)],
+            [*(-penalty for penalty in dry.values()), *(bias for _, bias in params.logit_bias)],
+        )
         is_early = position - sequence.num_prompt < params.min_tokens
         # As in the reference sampler, a ban that would leave no token does not hold.
         self.add(params.stop_token_ids if is_early and len(params.stop_token_ids) < vocab_size else ())

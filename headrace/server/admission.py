@@ -26,6 +26,7 @@ from headrace.server.protocol import (
     message_content,
 )
 from headrace.server.ranking import Ranking
+from headrace.text.breakers import DEFAULT_BREAKERS, tokens_containing
 from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
 from headrace.text.tools.base import ReplyParser, ToolParser
@@ -404,6 +405,26 @@ def _stops(call: Sampling, limits: CallLimits) -> tuple[str, ...]:
     return stops
 
 
+def _dry_breakers(call: Sampling, deployment: Deployment, limits: CallLimits) -> frozenset[int] | None:
+    """None where there is no repeat to break."""
+    strings = DEFAULT_BREAKERS if call.dry_sequence_breakers is None else call.dry_sequence_breakers
+    if len(strings) > limits.max_stops:
+        raise bad_request(
+            "invalid_value",
+            f"dry_sequence_breakers has {len(strings)} strings; at most {limits.max_stops} are allowed.",
+            "dry_sequence_breakers",
+        )
+    for string in strings:
+        if not 1 <= len(string) <= limits.max_stop_chars:
+            raise bad_request(
+                "invalid_value",
+                f"dry_sequence_breakers has a string of {len(string)} characters; each must have 1 to "
+                f"{limits.max_stop_chars}.",
+                "dry_sequence_breakers",
+            )
+    return tokens_containing(deployment.tokenizer, strings) if call.dry_multiplier else None
+
+
 def _sampling(
     call: Sampling,
     max_tokens: int | None,
@@ -433,13 +454,21 @@ def _sampling(
             f"min_tokens is {call.min_tokens}, more than the {max_tokens} of {limit_name}.",
             "min_tokens",
         )
-    given = {
+    given: dict[str, Any] = {
         "temperature": call.temperature,
         "top_p": call.top_p,
         "min_p": call.min_p,
         "presence_penalty": call.presence_penalty,
         "frequency_penalty": call.frequency_penalty,
         "repetition_penalty": call.repetition_penalty,
+        "typical_p": call.typical_p,
+        "xtc_probability": call.xtc_probability,
+        "xtc_threshold": call.xtc_threshold,
+        "dry_multiplier": call.dry_multiplier,
+        "dry_base": call.dry_base,
+        "dry_allowed_length": call.dry_allowed_length,
+        "dry_range": call.dry_range,
+        "dry_breakers": _dry_breakers(call, deployment, limits),
     }
     return SamplingParams(
         max_tokens=max_tokens,

@@ -14,6 +14,7 @@ class CallLimits:
     max_logprobs: int = 20
     """`top_logprobs` (chat) and `logprobs` (completions)."""
     max_stops: int = 16
+    """`stop`, and `dry_sequence_breakers`."""
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
     max_prompts: int = 64

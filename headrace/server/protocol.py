@@ -66,6 +66,12 @@ def _stop(value: object) -> object:
     raise ValueError("a string or a list of strings is needed")
 
 
+def _strings(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("a list of strings is needed")
+
+
 def _prompt(value: object) -> object:
     """str | [str] | [int] | [[int]] -> a tuple of prompts, each a str or a tuple of token ids."""
     if isinstance(value, str):
@@ -144,6 +150,15 @@ class Sampling(_Model):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """-1 and 0: all tokens."""
     min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_range: Count | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], BeforeValidator(_strings)] | None = None
+    """Texts that no repeat reaches over."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None

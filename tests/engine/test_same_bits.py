@@ -43,6 +43,12 @@ ROWS_AT_ONCE = 128
 """Rows whose sums are kept while a strip passes (native/linear_quantized.h)."""
 ISAS = tuple(_native.isas())
 """Of this processor, the best first; scalar last."""
+FILTERS: tuple[dict, ...] = (
+    {},
+    {"typical_p": 0.8},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1},
+)
 FAST_ISAS = ISAS[:-1] or ISAS
 
 
@@ -166,7 +172,7 @@ class Watched:
 
 def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
     """Requests, arrivals and machine all drawn from the seed. Returns what the steps were made of."""
-    rng = random.Random(seed)
+    rng, filters = random.Random(seed), random.Random(f"{seed} filters")
     vocab = native.program.vocab_size
     common = [rng.randrange(vocab) for _ in range(longest)]
     requests = []
@@ -181,6 +187,7 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
             repetition_penalty=rng.choice([1.0, 1.1]),
             seed=rng.randint(0, 5),
             num_logprobs=3,
+            **filters.choice(FILTERS),
         )
         requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=rng.random() < 0.15))
     last_arrival = rng.choice([0, 4, 12])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.server.conftest import RunningServer
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import EOS, TURN, TURN_END, FakeEngine
 
 PATHS = {
     "/v1/completions": {"prompt": "say:x"},
@@ -75,3 +75,48 @@ def test_a_salt_parts_a_tenants_prefixes_and_joins_no_two_tenants(start):
     body = {"prompt": "say:x", "cache_salt": f"{other}/a"}
     server.post("/v1/completions", json=body, headers={"authorization": "Bearer first-key"})
     assert server.engine.requests[-1].cache_salt not in salts
+
+
+def test_samplers_reach_the_engine(start):
+    server = start()
+    fields = {
+        "typical_p": 0.9,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "dry_multiplier": 0.8,
+        "dry_base": 2,
+        "dry_allowed_length": 3,
+        "dry_range": 50,
+    }
+    breakers = {"dry_sequence_breakers": ["e", "rn>", "é"]}
+    assert server.post("/v1/completions", json={"prompt": "x"} | fields | breakers).status_code == 200
+    assert server.post("/v1/completions", json={"prompt": "x", "dry_multiplier": 1}).status_code == 200
+    assert server.post("/v1/completions", json={"prompt": "x"} | breakers).status_code == 200
+    given, default, unused = (request.sampling for request in server.engine.requests)
+    assert {name: getattr(given, name) for name in fields} == fields
+    # Tokens are bytes; "<turn>" ends in "rn>", "<eos>" has an "e", and no token holds both bytes of "é".
+    assert given.dry_breakers == {ord("e"), TURN, TURN_END, EOS}
+    assert default.dry_breakers == {ord(char) for char in '\n:"*'}
+    assert (default.dry_base, default.dry_allowed_length, default.dry_range) == (1.75, 2, 0)
+    assert unused.dry_breakers == frozenset(), "nothing is looked up for nothing"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("typical_p", 0),
+        ("xtc_probability", 1.5),
+        ("xtc_threshold", 0),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 0),
+        ("dry_range", -1),
+        ("dry_sequence_breakers", "x"),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["x"] * 17),
+        ("dry_sequence_breakers", [5]),
+    ],
+)
+def test_wrong_samplers_are_refused(shared: RunningServer, field: str, value: object):
+    error = error_of(shared, "/v1/completions", {"prompt": "x", field: value})
+    assert (error["code"], error["param"]) == ("invalid_value", field)

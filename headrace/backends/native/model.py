@@ -49,7 +49,11 @@ class WeightTensor(Protocol):
     def dequantize(self) -> Floats: ...
 
 
-NUMBERS = ("temperature", "top_k", "top_p", "min_p", "uniform", "repetition", "presence", "frequency")
+NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "uniform"),
+    *("repetition", "presence", "frequency"),
+    *("typical_p", "xtc_threshold"),
+)
 """Columns of `Readouts.numbers`, in the order of `Readouts::Number` in native/model.h."""
 
 
@@ -58,8 +62,8 @@ class Readouts:
     """What is asked of each of a step's n readouts, and where the answers go.
 
     Asked: `targets` [n] (the token to score, -1: sample one), `num_top` [n] (-1: no logprob; k: also of the k most
-    probable tokens), `numbers` [n, 8], and four lists of ids per readout (seen, generated, biased, banned) as stretches
-    of `ids` and `values` that begin at `starts` [4 n + 1]. Ids from `vocab_size` on are padding.
+    probable tokens), `numbers` [n, 10], and four lists of ids per readout (seen, generated, biased, banned) as
+    stretches of `ids` and `values` that begin at `starts` [4 n + 1]. Ids from `vocab_size` on are padding.
     Answered: `tokens`, `logprobs`, `ranks` [n], `top_ids`, `top_logprobs` [n, most num_top].
     """
 
