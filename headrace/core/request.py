@@ -19,6 +19,8 @@ class Request:
     """Replies sampled from one prompt (`n`): the prompt is computed once and its blocks are shared."""
     score_prompt: bool = False
     """Also report the logprob of every prompt token; such a request takes no prefix hit, for a hit has no logits."""
+    num_prompt_top: int | None = None
+    """With `score_prompt`, also of so many most probable tokens at each place; None: as many as of sampled tokens."""
     resumed: tuple[int, ...] = ()
     """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only.
     They count towards `max_tokens` and are fewer; none is a stop token."""
@@ -30,3 +32,8 @@ class Request:
     adapter: str = ""
     cache_salt: str = ""
     """Prefixes are shared only between requests with the same salt (and adapter)."""
+
+    @property
+    def prompt_top(self) -> int:
+        """Most probable tokens to report beside each scored one."""
+        return (self.sampling.num_logprobs or 0) if self.num_prompt_top is None else self.num_prompt_top

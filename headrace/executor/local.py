@@ -84,7 +84,7 @@ class LocalExecutor:
         kind = ReadoutKind(plan.readout_kinds[readout])
         if kind is ReadoutKind.SCORE:
             target = plan.readout_targets[readout]
-            return target, token_logprob(logits, target, params.num_logprobs or 0)
+            return target, token_logprob(logits, target, sequence.request.prompt_top)
         if kind is not ReadoutKind.SAMPLE:
             raise NotImplementedError(f"readout {kind.name} is not computed by this executor")
         row = plan.readout_rows[readout]

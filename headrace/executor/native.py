@@ -91,7 +91,7 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
             lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
-            wanted = params.num_logprobs or 0
+            wanted = sequence.request.prompt_top
         num_top[readout] = wanted
         max_top = max(max_top, wanted)
     lists.skip_to(count)

@@ -49,6 +49,8 @@ class Job:
     num_choices: int
     only_echo: bool = False
     """The reply is the prompt itself: nothing is computed."""
+    num_prompt_top: int | None = None
+    """The prompts' logprobs are part of the reply, with those of so many most probable tokens."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -85,8 +87,17 @@ def prepare_chat(
         )
     prompt = encode_messages(call.messages, deployment, choice.tools)
     options = replace(options, parser=_parser_of(choice, deployment, prompt.text))
-    request = Request(call_id, tuple(prompt.ids), sampling, num_choices, **_service(call, tenant, arrival_s))
-    return Job((request,), (options,), num_choices)
+    num_prompt_top = _num_prompt_top(call, limits)
+    request = Request(
+        call_id,
+        tuple(prompt.ids),
+        sampling,
+        num_choices,
+        score_prompt=num_prompt_top is not None,
+        num_prompt_top=num_prompt_top,
+        **_service(call, tenant, arrival_s),
+    )
+    return Job((request,), (options,), num_choices, num_prompt_top=num_prompt_top)
 
 
 def _parser_of(choice: ToolChoice, deployment: Deployment, prompt: str) -> ParserOfReplies | None:
@@ -139,6 +150,8 @@ def prepare_completion(
         )
     num_logprobs = None if call.logprobs is None else _num_logprobs(call.logprobs, "logprobs", limits)
     echo = bool(call.echo)
+    is_scored = echo and num_logprobs is not None
+    num_prompt_top = _num_prompt_top(call, limits)
     stops = _stops(call, limits)
     sampling = _sampling(call, call.max_tokens, num_logprobs, deployment, limits)
     if call.max_tokens == 0 and echo and num_choices > 1:
@@ -173,12 +186,13 @@ def prepare_completion(
                 # A given seed is every prompt's, so that a reply is the same alone and in a list.
                 sampling if call.seed is not None else replace(sampling, seed=draw_seed()),
                 num_choices,
-                score_prompt=echo and num_logprobs is not None,
+                score_prompt=is_scored or num_prompt_top is not None,
+                num_prompt_top=None if num_prompt_top is None else max(num_prompt_top, num_logprobs or 0),
                 **_service(call, tenant, arrival_s),
             )
         )
-    only_echo = echo and call.max_tokens == 0 and num_logprobs is None
-    return Job(tuple(requests), tuple(options), num_choices, only_echo)
+    only_echo = echo and call.max_tokens == 0 and num_logprobs is None and num_prompt_top is None
+    return Job(tuple(requests), tuple(options), num_choices, only_echo, num_prompt_top)
 
 
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
@@ -387,6 +401,16 @@ def _num_logprobs(count: int, name: str, limits: CallLimits) -> int:
     if count > limits.max_logprobs:
         raise bad_request("invalid_value", f"{name} is {count}; it must be at most {limits.max_logprobs}.", name)
     return count
+
+
+def _num_prompt_top(call: Sampling, limits: CallLimits) -> int | None:
+    if call.prompt_logprobs is None:
+        return None
+    if call.stream:
+        raise bad_request(
+            "invalid_value", "prompt_logprobs come with a whole reply only: leave out stream.", "prompt_logprobs"
+        )
+    return _num_logprobs(call.prompt_logprobs, "prompt_logprobs", limits)
 
 
 def _stops(call: Sampling, limits: CallLimits) -> tuple[str, ...]:

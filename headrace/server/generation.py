@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from headrace.core.events import TokenEvent
@@ -108,7 +108,8 @@ class TextStage:
         self._tokenizer = tokenizer
         self._options = options
         self._first_choice = first_choice
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of prompt tokens 1, 2, ...; complete before the first token."""
         self._prompt_scored: tuple[ScoredToken, ...] | None = None
         self._choices = [
             _Choice(
@@ -127,7 +128,7 @@ class TextStage:
 
     def push(self, event: TokenEvent) -> Delta | None:
         """The text that `event` completes; None when there is nothing to tell."""
-        self._prompt_logprobs.extend(event.prompt_logprobs)
+        self.prompt_logprobs.extend(event.prompt_logprobs)
         self.num_cached = max(self.num_cached, event.num_cached)
         choice = self._choices[event.choice]
         if choice.is_over or not (event.tokens or event.finish_reason):
@@ -231,8 +232,14 @@ class TextStage:
             detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
             scored = []
             offset = 0
+            num_top = self._request.sampling.num_logprobs or 0
             for i, token in enumerate(self._request.prompt):
-                scored.append(ScoredToken(token, offset, self._prompt_logprobs[i - 1] if i else None))
+                logprob = self.prompt_logprobs[i - 1] if i else None
+                if (
+                    logprob is not None and len(logprob.top) > num_top
+                ):  # `prompt_logprobs` asked for more than `logprobs`
+                    logprob = replace(logprob, top=logprob.top[:num_top])
+                scored.append(ScoredToken(token, offset, logprob))
                 piece = detokenizer.push((token,))
                 offset += 0 if i == 0 and self._options.has_bos else len(piece)
             self._prompt_scored = tuple(scored)

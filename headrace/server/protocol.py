@@ -162,6 +162,8 @@ class Sampling(_Model):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    prompt_logprobs: Count | None = None
+    """The logprob of every prompt token, and of so many most probable ones at its place."""
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bias)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] | None = None

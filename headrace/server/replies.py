@@ -133,7 +133,11 @@ class GenerationReply(Response):
         deltas: list[Delta] = []
         while new := await generation.next():
             deltas += new
-        body = self._plan.writer.whole(deltas, generation.outcome)
+        outcome = generation.outcome
+        if outcome.scored_prompts:  # a long prompt has megabytes of them
+            body = await self._service.in_text_pool(self._plan.writer.whole, deltas, outcome)
+        else:
+            body = self._plan.writer.whole(deltas, outcome)
         self._is_complete = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from headrace.core.result import TokenLogprob
 from headrace.server.generation import Delta, ScoredToken
 from headrace.server.ranking import Ranking
 from headrace.text.tokenizer import Tokenizer
@@ -101,6 +102,19 @@ class TextChoice(Struct):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """In the first choice of each prompt."""
+
+
+class PromptLogprob(Struct):
+    logprob: float
+    rank: int
+    """1: the most probable token."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""Per prompt token: its id and those of the most probable ones. None for the first: nothing precedes it."""
 
 
 class Reply(Struct):
@@ -111,6 +125,8 @@ class Reply(Struct):
     model: str
     choices: Sequence[ChatChoice | TextChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Of a chat."""
 
 
 class Model(Struct):
@@ -149,12 +165,32 @@ def _folded(deltas: Sequence[Delta]) -> Folded:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    """Of tokens 1, 2, ..."""
+    num_top: int
+
+    def format(self, tokenizer: Tokenizer) -> PromptLogprobs:
+        formatted: PromptLogprobs = [None]
+        for scored in self.logprobs:
+            own = PromptLogprob(_finite(scored.logprob), scored.rank + 1, tokenizer.text_of(scored.token))
+            entry = {scored.token: own}
+            for rank, (token, logprob) in enumerate(scored.top[: self.num_top], 1):
+                entry.setdefault(token, PromptLogprob(_finite(logprob), rank, tokenizer.text_of(token)))
+            formatted.append(entry)
+        return formatted
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What is known at the end of a call besides its deltas."""
 
     usage: Usage
     mean_logprobs: Mapping[int, float] = field(default_factory=dict)
     """Choice -> per token, where choices are ranked by it."""
+    scored_prompts: Sequence[ScoredPrompt] = ()
+    """One per prompt, where `prompt_logprobs` was asked for."""
 
 
 class Writer(Protocol):
@@ -248,7 +284,10 @@ class ChatWriter:
             for index, folded in fold(deltas).items()
         ]
         head = self._header
-        return _encode(Reply(head.id, "chat.completion", head.created, head.model, choices, outcome.usage))
+        reply = Reply(head.id, "chat.completion", head.created, head.model, choices, outcome.usage)
+        for prompt in outcome.scored_prompts:
+            reply.prompt_logprobs = prompt.format(self._tokenizer)
+        return _encode(reply)
 
     def _chunk(
         self, choice: int, delta: ChatMessage, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
@@ -328,6 +367,8 @@ class CompletionWriter:
             TextChoice(index, folded.text, self._format(folded.scored), folded.finish_reason)
             for index, folded in replies.items()
         ]
+        for i, prompt in enumerate(outcome.scored_prompts):
+            choices[i * len(choices) // len(outcome.scored_prompts)].prompt_logprobs = prompt.format(self._tokenizer)
         head = self._header
         return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, outcome.usage))
 

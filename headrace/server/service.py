@@ -18,7 +18,7 @@ from headrace.server.errors import ApiError
 from headrace.server.generation import Delta, TextStage
 from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
-from headrace.server.responses import Outcome, PromptTokensDetails, Usage
+from headrace.server.responses import Outcome, PromptTokensDetails, ScoredPrompt, Usage
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
@@ -250,7 +250,12 @@ class Generation:
     @property
     def outcome(self) -> Outcome:
         means = {choice: mean for stage in self._stages.values() for choice, mean in stage.mean_logprobs.items()}
-        return Outcome(self.usage, means)
+        scored = [
+            ScoredPrompt(request.prompt, self._stages[request.id].prompt_logprobs, self._job.num_prompt_top)
+            for request in self._job.requests
+            if self._job.num_prompt_top is not None
+        ]
+        return Outcome(self.usage, means, scored)
 
     def close(self, error: BaseException | None = None) -> None:
         """Give up what is unfinished, and account for the call, once. `error`: what ended it early, if anything did."""

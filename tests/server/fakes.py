@@ -120,7 +120,7 @@ class FakeEngine:
         self.seen.add(request.prompt)
         scores = ()
         if request.score_prompt:
-            count = request.sampling.num_logprobs or 0
+            count = request.prompt_top
             scores = tuple(logprob_of(token, count) for token in request.prompt[1:])
         if request.sampling.max_tokens == 0:
             return [TokenEvent(request.id, 0, prompt_logprobs=scores, finish_reason=FinishReason.LENGTH)]

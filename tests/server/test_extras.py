@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+from headrace.core.events import TokenEvent
+from headrace.core.request import Request
+from headrace.core.result import TokenLogprob
 from tests.server.conftest import RunningServer
 from tests.server.fakes import EOS, TURN, TURN_END, FakeEngine
 
@@ -120,3 +123,65 @@ def test_samplers_reach_the_engine(start):
 def test_wrong_samplers_are_refused(shared: RunningServer, field: str, value: object):
     error = error_of(shared, "/v1/completions", {"prompt": "x", field: value})
     assert (error["code"], error["param"]) == ("invalid_value", field)
+
+
+def test_logprobs_of_a_completions_prompts(start):
+    server = start()
+    body = {"prompt": ["say:hé", "ab"], "n": 2, "prompt_logprobs": 1, "max_tokens": 1}
+    choices = server.post("/v1/completions", json=body).json()["choices"]
+    assert ["prompt_logprobs" in choice for choice in choices] == [True, False, True, False]
+    first, *scored = choices[2]["prompt_logprobs"]
+    assert first is None
+    assert scored == [
+        {"97": {"logprob": -0.25, "rank": 1, "decoded_token": "a"}},
+        {"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}},
+    ]
+    assert choices[0]["prompt_logprobs"][-1]["169"]["decoded_token"] == "\ufffd", "half a character"
+    assert server.engine.requests[0].sampling.num_logprobs is None
+    assert all(choice["logprobs"] is None for choice in choices)
+
+
+def test_a_chats_prompt_logprobs_are_a_field_of_the_reply(start):
+    server = start(LessSure())
+    reply = server.post("/v1/chat/completions", json=PATHS["/v1/chat/completions"] | {"prompt_logprobs": 2}).json()
+    (request,) = server.engine.requests
+    assert len(reply["prompt_logprobs"]) == len(request.prompt)
+    # The prompt's own token first, though it is not among the most probable.
+    assert reply["prompt_logprobs"][1] == {
+        "117": {"logprob": -9999.0, "rank": 8, "decoded_token": "u"},
+        "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
+        "66": {"logprob": -1.5, "rank": 2, "decoded_token": "B"},
+    }
+
+
+class LessSure(FakeEngine):
+    """What it finds in a prompt it would never have said."""
+
+    def _admit(self, request: Request) -> list[TokenEvent]:
+        top = ((65, -0.5), (66, -1.5))
+        return [
+            event._replace(
+                prompt_logprobs=tuple(TokenLogprob(s.token, float("-inf"), 7, top) for s in event.prompt_logprobs)
+            )
+            for event in super()._admit(request)
+        ]
+
+
+def test_echo_keeps_its_own_number_of_logprobs(start):
+    server = start()
+    body = {"prompt": "ab", "echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 0}
+    (choice,) = server.post("/v1/completions", json=body).json()["choices"]
+    assert [None if top is None else len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, 1, 1]
+    assert [None if top is None else len(top) for top in choice["prompt_logprobs"]] == [None, 3, 3]
+    body["logprobs"], body["prompt_logprobs"] = 3, 1
+    (choice,) = server.post("/v1/completions", json=body).json()["choices"]
+    assert [None if top is None else len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, 3, 3]
+    assert [None if top is None else len(top) for top in choice["prompt_logprobs"]] == [None, 1, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "extra", [{"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1, "stream": True}]
+)
+def test_prompt_logprobs_are_refused_where_they_cannot_be(shared: RunningServer, path: str, extra: dict):
+    assert error_of(shared, path, PATHS[path] | extra)["param"] == "prompt_logprobs"

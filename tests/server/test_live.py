@@ -65,6 +65,27 @@ def test_scores_agree_with_generation(client: openai.OpenAI):
     assert scored.logprobs.token_logprobs[-6:] == pytest.approx(reply.logprobs.token_logprobs, abs=1e-3)
 
 
+def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI):
+    """Twice: the second time the prompt is in the prefix cache, of which such a request makes no use."""
+    for _ in range(2):
+        choice = client.completions.create(
+            model=MODEL,
+            prompt="The capital of France is Paris. " * 20,
+            echo=True,
+            logprobs=0,
+            max_tokens=0,
+            extra_body={"prompt_logprobs": 3},
+        ).choices[0]
+        first, *scored = choice.prompt_logprobs
+        assert first is None
+        assert [next(iter(entry.values()))["logprob"] for entry in scored] == choice.logprobs.token_logprobs[1:]
+        assert len(scored) > 100
+        assert all(3 <= len(entry) <= 4 for entry in scored)
+        paris = next(entry for entry in scored if next(iter(entry.values()))["decoded_token"] == " Paris")
+        own, *_ = paris.values()
+        assert own["rank"] == 1 + sum(entry["logprob"] > own["logprob"] for entry in paris.values()) or own["rank"] > 3
+
+
 def test_a_prompt_of_one_token_too_many(client: openai.OpenAI):
     for max_tokens in (None, 5):
         with pytest.raises(openai.BadRequestError) as caught:
