@@ -51,6 +51,8 @@ class Job:
     """The reply is the prompt itself: nothing is computed."""
     num_prompt_top: int | None = None
     """The prompts' logprobs are part of the reply, with those of so many most probable tokens."""
+    timings: bool = False
+    """How long things took is part of the reply."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -97,7 +99,7 @@ def prepare_chat(
         num_prompt_top=num_prompt_top,
         **_service(call, tenant, arrival_s),
     )
-    return Job((request,), (options,), num_choices, num_prompt_top=num_prompt_top)
+    return Job((request,), (options,), num_choices, num_prompt_top=num_prompt_top, timings=bool(call.timings))
 
 
 def _parser_of(choice: ToolChoice, deployment: Deployment, prompt: str) -> ParserOfReplies | None:
@@ -192,7 +194,7 @@ def prepare_completion(
             )
         )
     only_echo = echo and call.max_tokens == 0 and num_logprobs is None and num_prompt_top is None
-    return Job(tuple(requests), tuple(options), num_choices, only_echo, num_prompt_top)
+    return Job(tuple(requests), tuple(options), num_choices, only_echo, num_prompt_top, bool(call.timings))
 
 
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:

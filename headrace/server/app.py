@@ -112,7 +112,7 @@ class Handlers:
         )
         writer = ChatWriter(header, service.deployment.tokenizer, bool(call.logprobs))
         names = {"prompt": "messages", "max_tokens": admission.limit_of(call)[1]}
-        plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), header.include_usage, start_s)
+        plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), start_s)
         return GenerationReply(service, plan)
 
     async def completions(self, request: Request) -> Response:
@@ -133,9 +133,7 @@ class Handlers:
         ranking = admission.ranking_of(call)
         writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs, ranking)
         names = {"messages": "prompt"} | ({"n": "best_of"} if ranking else {})
-        plan = Plan(
-            header.id, len(call.prompt), prepare, names, writer, bool(call.stream), header.include_usage, start_s
-        )
+        plan = Plan(header.id, len(call.prompt), prepare, names, writer, bool(call.stream), start_s)
         return GenerationReply(service, plan)
 
     async def models(self, request: Request) -> Response:

@@ -177,6 +177,8 @@ class Sampling(_Model):
     """From the call's arrival."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes are shared only among a tenant's calls with the same salt."""
+    timings: bool | None = None
+    """Whether the reply says how long its parts took."""
 
 
 class ChatRequest(Sampling):

@@ -106,6 +106,19 @@ class TextChoice(Struct):
     """In the first choice of each prompt."""
 
 
+class Timings(Struct):
+    """Of a whole call, by the engine's clock: queued until its first prompt began, and so on to its last token."""
+
+    queue_ms: float
+    prefill_ms: float
+    """To the first token."""
+    decode_ms: float
+    """From there to the last one."""
+    cached_tokens: int
+    tokens_per_second: float | None
+    """Of all choices together, while decoding; None where that took no time."""
+
+
 class PromptLogprob(Struct):
     logprob: float
     rank: int
@@ -127,6 +140,7 @@ class Reply(Struct):
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """Of a chat."""
+    timings: Timings | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -191,6 +205,7 @@ class Outcome:
     """Choice -> per token, where choices are ranked by it."""
     scored_prompts: Sequence[ScoredPrompt] = ()
     """One per prompt, where `prompt_logprobs` was asked for."""
+    timings: Timings | UnsetType = UNSET
 
 
 class Writer(Protocol):
@@ -200,8 +215,8 @@ class Writer(Protocol):
         """Server-sent events; empty when the deltas show nothing."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last event before the end, where the client asked for it."""
+    def tail(self, outcome: Outcome) -> bytes:
+        """The last event before the end, where the client asked for one."""
         ...
 
     def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
@@ -224,6 +239,14 @@ class Header:
     ) -> bytes:
         usage = None if self.include_usage else UNSET
         return event(_encode(Reply(self.id, object, self.created, self.model, (choice,), usage)))
+
+    def tail(self, object: Literal["chat.completion.chunk", "text_completion"], outcome: Outcome) -> bytes:
+        """A chunk without choices; empty where neither usage nor timings are wanted."""
+        if not self.include_usage and outcome.timings is UNSET:
+            return b""
+        usage = outcome.usage if self.include_usage else UNSET
+        last = Reply(self.id, object, self.created, self.model, (), usage, timings=outcome.timings)
+        return event(_encode(last))
 
 
 class ChatWriter:
@@ -269,9 +292,8 @@ class ChatWriter:
                     pieces.append(ChatMessage(tool_calls=[ToolCall(CalledFunction(text), index)]))
         return pieces or ([ChatMessage()] if delta.scored else [])
 
-    def usage(self, usage: Usage) -> bytes:
-        head = self._header
-        return event(_encode(Reply(head.id, "chat.completion.chunk", head.created, head.model, (), usage)))
+    def tail(self, outcome: Outcome) -> bytes:
+        return self._header.tail("chat.completion.chunk", outcome)
 
     def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         choices = [
@@ -284,7 +306,9 @@ class ChatWriter:
             for index, folded in fold(deltas).items()
         ]
         head = self._header
-        reply = Reply(head.id, "chat.completion", head.created, head.model, choices, outcome.usage)
+        reply = Reply(
+            head.id, "chat.completion", head.created, head.model, choices, outcome.usage, timings=outcome.timings
+        )
         for prompt in outcome.scored_prompts:
             reply.prompt_logprobs = prompt.format(self._tokenizer)
         return _encode(reply)
@@ -355,9 +379,8 @@ class CompletionWriter:
             if delta.text or delta.scored or delta.finish_reason is not None
         )
 
-    def usage(self, usage: Usage) -> bytes:
-        head = self._header
-        return event(_encode(Reply(head.id, "text_completion", head.created, head.model, (), usage)))
+    def tail(self, outcome: Outcome) -> bytes:
+        return self._header.tail("text_completion", outcome)
 
     def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         replies = fold(deltas)
@@ -370,7 +393,9 @@ class CompletionWriter:
         for i, prompt in enumerate(outcome.scored_prompts):
             choices[i * len(choices) // len(outcome.scored_prompts)].prompt_logprobs = prompt.format(self._tokenizer)
         head = self._header
-        return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, outcome.usage))
+        return _encode(
+            Reply(head.id, "text_completion", head.created, head.model, choices, outcome.usage, timings=outcome.timings)
+        )
 
     def _format(self, scored: Sequence[ScoredToken]) -> TextLogprobs | None:
         if self._num_logprobs is None:
