@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from headrace.core.result import TokenLogprob
@@ -24,3 +25,5 @@ class TokenEvent(NamedTuple):  # made for every token: half the price of a froze
     time_s: float = 0.0
     queued_s: float = 0.0
     """From the request's arrival to its admission."""
+    pooled: array[float] | None = None
+    """Sum of hidden states of prompt tokens; comes in pieces that add up, before the end."""

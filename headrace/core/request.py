@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from headrace.core.sampling import SamplingParams
+
+
+class Pooling(Enum):
+    """What an embedding is made of: the hidden states of the prompt's tokens, or of the last one."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,9 @@ class Request:
     """Also report the logprob of every prompt token; such a request takes no prefix hit, for a hit has no logits."""
     num_prompt_top: int | None = None
     """With `score_prompt`, also of so many most probable tokens at each place; None: as many as of sampled tokens."""
+    pooling: Pooling | None = None
+    """The prompt's hidden states are summed up; nothing is sampled (`max_tokens` 0), no logits are computed, and no
+    prefix hit is taken, for a hit has no hidden states."""
     resumed: tuple[int, ...] = ()
     """Tokens of the reply that exist already (a request moved from a failed or draining replica); one choice only.
     They count towards `max_tokens` and are fewer; none is a stop token."""

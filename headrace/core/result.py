@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -26,3 +28,5 @@ class StepResult:
     """Present for SCORE and where the sequence asked for logprobs."""
     compute_s: float = 0.0
     """Time the executor spent on the step."""
+    pooled: Sequence[array[float]] = ()
+    """Parallel to the plan's pools: the sum of the hidden states, float64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -32,6 +33,10 @@ class Backend(Protocol):
         """Compute the step now; logits [rows, vocab] come in tiles of readouts, each valid until the next."""
         ...
 
+    def hidden(self, first: int, count: int) -> NDArray[np.float32]:
+        """Hidden states [count, width] of rows of the step that ran last: what the head multiplies by its matrix."""
+        ...
+
 
 class Finished:
     """A step that was computed in `launch`."""
@@ -43,6 +48,10 @@ class Finished:
 
     def result(self) -> StepResult:
         return self._result
+
+
+def pooled_sum(hidden: NDArray[np.float32]) -> array[float]:
+    return array("d", hidden.sum(axis=0, dtype=np.float64).tobytes())
 
 
 class LocalExecutor:
@@ -73,7 +82,8 @@ class LocalExecutor:
                 tokens.append(token)
                 logprobs.append(logprob)
         self._last_tokens = tokens
-        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s))
+        pooled = [pooled_sum(self._backend.hidden(pool.first_row, pool.count)) for pool in plan.pools]
+        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, pooled))
 
     @staticmethod
     def _read(
@@ -85,8 +95,6 @@ class LocalExecutor:
         if kind is ReadoutKind.SCORE:
             target = plan.readout_targets[readout]
             return target, token_logprob(logits, target, sequence.request.prompt_top)
-        if kind is not ReadoutKind.SAMPLE:
-            raise NotImplementedError(f"readout {kind.name} is not computed by this executor")
         row = plan.readout_rows[readout]
         position = plan.positions[row]
         # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.

@@ -18,7 +18,7 @@ from headrace.core.randomness import uniform
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import Sequence
 from headrace.executor.dry import dry_penalties
-from headrace.executor.local import Finished
+from headrace.executor.local import Finished, pooled_sum
 from headrace.executor.sampler import xtc_threshold
 
 
@@ -50,13 +50,14 @@ class NativeExecutor:
         readouts = _readouts(step, inputs, self._vocab_size)
         self._model.step(inputs, readouts)
         self._last_tokens = readouts.tokens.tolist()
-        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s)
+        pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
+        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s, pooled)
 
 
 class _Step:
     """What a step needs of its plan, copied: the plan's tables go on changing."""
 
-    __slots__ = ("copies", "inputs", "kinds", "rows", "sequences", "targets")
+    __slots__ = ("copies", "inputs", "kinds", "pools", "rows", "sequences", "targets")
 
     def __init__(self, plan: StepPlan) -> None:
         self.inputs = BatchInputs.from_plan(plan)
@@ -65,6 +66,7 @@ class _Step:
         self.targets = np.array(plan.readout_targets, np.int32)
         self.sequences = plan.readout_sequences
         self.rows = plan.readout_rows
+        self.pools = plan.pools
 
 
 def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:

@@ -13,6 +13,7 @@ from headrace.backends.inputs import BatchInputs
 from headrace.backends.native import _native
 from headrace.backends.native.lowering import Call, Part, Weight, lower, place
 from headrace.backends.native.placing import Arena, Ref
+from headrace.backends.reference.hidden import HiddenStates
 from headrace.core.cache import CacheGroup, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
@@ -132,6 +133,8 @@ class NativeModel:
         for index, call in enumerate(lowered.head):
             self._add(call, trunk if index == 0 else head, head)
         self._rows_per_tile = max(1, LOGIT_TILE_BYTES // (4 * program.vocab_size))
+        self._trunk_rows = _buffer(lowered.head[0].reads[0], trunk)
+        self._hidden = HiddenStates(program, lambda name: np.asarray(weights[name].dequantize(), np.float32))
         assert lowered.last is not None
         self._last = _buffer(lowered.last, head)
         self._native.finish(trunk.width, head.width, self._rows_per_tile)
@@ -190,6 +193,10 @@ class NativeModel:
             readouts.vocab_size,
             self._last,
         )
+
+    def hidden(self, first: int, count: int) -> Floats:
+        """Hidden states [count, width] of rows of the step that ran last: what the head multiplies by its matrix."""
+        return self._hidden.of(self._native.trunk_rows(self._trunk_rows)[first : first + count])
 
     @staticmethod
     def _arrays(inputs: BatchInputs) -> tuple[Any, ...]:
