@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.randomness import draw_seed
-from headrace.core.request import Request
+from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.errors import ApiError, bad_request, show
 from headrace.server.generation import ParserOfReplies, TextOptions
@@ -19,6 +19,7 @@ from headrace.server.limits import CallLimits
 from headrace.server.protocol import (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     Message,
     RenderRequest,
     Sampling,
@@ -197,6 +198,42 @@ def prepare_completion(
     return Job(tuple(requests), tuple(options), num_choices, only_echo, num_prompt_top, bool(call.timings))
 
 
+def check_inputs(call: EmbeddingRequest, limits: CallLimits) -> None:
+    """Ahead of the queue, which would refuse so many as if it were only full now. Raises `ApiError` (400)."""
+    if len(call.input) > limits.max_inputs:
+        raise bad_request(
+            "invalid_value",
+            f"input is a list of {len(call.input)} texts; one call may bring at most {limits.max_inputs}.",
+            "input",
+        )
+
+
+def prepare_embedding(
+    call: EmbeddingRequest, call_id: str, deployment: Deployment, tenant: str, *, arrival_s: float
+) -> Job:
+    """One request per input. Raises `ApiError` or `RequestError` for whatever the client has to change."""
+    if call.dimensions is not None and call.dimensions > deployment.hidden_size:
+        raise bad_request(
+            "invalid_value",
+            f"dimensions is {call.dimensions}; this model's embeddings have {deployment.hidden_size}.",
+            "dimensions",
+        )
+    sampling = SamplingParams(max_tokens=0, temperature=0.0)
+    requests = []
+    for i, text in enumerate(call.input):
+        prompt, _ = _prompt_ids(text, call.add_special_tokens is not False, deployment, "input")
+        requests.append(
+            Request(
+                f"{call_id}-{i}",
+                prompt,
+                sampling,
+                pooling=Pooling(call.pooling or "mean"),
+                **_service(call, tenant, arrival_s),
+            )
+        )
+    return Job(tuple(requests), (TextOptions(),) * len(requests), 1)
+
+
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
     """Raises `ApiError` (400) unless the call has either a prompt or messages."""
     if (call.prompt is None) == (call.messages is None):
@@ -290,21 +327,23 @@ def _only_for(role: str, message: Message, field: str, where: str) -> None:
         )
 
 
-def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Deployment) -> tuple[tuple[int, ...], bool]:
+def _prompt_ids(
+    text: str | tuple[int, ...], add_special: bool, deployment: Deployment, param: str = "prompt"
+) -> tuple[tuple[int, ...], bool]:
     """(ids, whether the first is a BOS that the text does not show)."""
     tokenizer = deployment.tokenizer
     if not isinstance(text, str):
-        check_ids(text, deployment.vocab_size, "prompt")
+        check_ids(text, deployment.vocab_size, param)
         return text, False
-    _check_size(text, "prompt", deployment)
+    _check_size(text, param, deployment)
     ids = tuple(tokenizer.encode(text, add_special_tokens=add_special, parse_special=True))
     if not ids:
         raise bad_request(
             "invalid_value",
-            "prompt is empty, and this model has no token to begin a text with; give it some text.",
-            "prompt",
+            f"{param} is empty, and this model has no token to begin a text with; give it some text.",
+            param,
         )
-    check_encoded(ids, deployment, "prompt")
+    check_encoded(ids, deployment, param)
     return ids, add_special and ids[0] == tokenizer.bos_id
 
 
@@ -365,14 +404,15 @@ def _num_chars(value: object) -> int:
     return sum(map(_num_chars, value)) if isinstance(value, list) else 0
 
 
-def _service(call: Sampling, tenant: str, arrival_s: float) -> dict[str, Any]:
+def _service(call: Sampling | EmbeddingRequest, tenant: str, arrival_s: float) -> dict[str, Any]:
     """The fields of a call's requests that say how the engine is to serve them."""
+    salt = call.cache_salt if isinstance(call, Sampling) else None
     return {
         "tenant": tenant,
         "priority": call.priority or 0,
         "deadline_s": None if call.deadline_ms is None else arrival_s + call.deadline_ms / 1e3,
         # A tenant's name has no slash: no two tenants can come to the same salt, whatever they write.
-        "cache_salt": tenant if call.cache_salt is None else f"{tenant}/{call.cache_salt}",
+        "cache_salt": tenant if salt is None else f"{tenant}/{salt}",
     }
 
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from headrace.core.errors import HeadraceError
 from headrace.server import admission, protocol, system
+from headrace.server.embeddings import EmbeddingWriter
 from headrace.server.errors import ApiError, as_api_error, handle_http_exception
 from headrace.server.guard import ApiKeyGuard
 from headrace.server.limits import CallLimits
@@ -74,6 +75,7 @@ def create_app(
     for method, path, handler in (
         ("POST", "/v1/chat/completions", handlers.chat),
         ("POST", "/v1/completions", handlers.completions),
+        ("POST", "/v1/embeddings", handlers.embeddings),
         ("GET", "/v1/models", handlers.models),
         ("GET", "/v1/models/{name:path}", handlers.model),
         ("POST", "/tokenize", handlers.tokenize),
@@ -134,6 +136,25 @@ class Handlers:
         writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs, ranking)
         names = {"messages": "prompt"} | ({"n": "best_of"} if ranking else {})
         plan = Plan(header.id, len(call.prompt), prepare, names, writer, bool(call.stream), start_s)
+        return GenerationReply(service, plan)
+
+    async def embeddings(self, request: Request) -> Response:
+        start_s = arrival()
+        service = self._service
+        call = await self._parse(protocol.EmbeddingRequest, request)
+        admission.check_model(call.model, service.names)
+        admission.check_inputs(call, service.limits)
+        call_id = f"embd-{uuid.uuid4().hex}"
+        prepare = partial(
+            admission.prepare_embedding,
+            call,
+            call_id,
+            service.deployment,
+            _tenant(request),
+            arrival_s=start_s,
+        )
+        writer = EmbeddingWriter(call.model or service.names[0], call.encoding_format == "base64", call.dimensions)
+        plan = Plan(call_id, len(call.input), prepare, {"prompt": "input"}, writer, False, start_s)
         return GenerationReply(service, plan)
 
     async def models(self, request: Request) -> Response:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
 from headrace.core.result import TokenLogprob
@@ -110,6 +113,8 @@ class TextStage:
         self._first_choice = first_choice
         self.prompt_logprobs: list[TokenLogprob] = []
         """Of prompt tokens 1, 2, ...; complete before the first token."""
+        self.pooled: NDArray[np.float64] | None = None
+        """The sum of the prompt's hidden states, where these are asked for."""
         self._prompt_scored: tuple[ScoredToken, ...] | None = None
         self._choices = [
             _Choice(
@@ -132,6 +137,9 @@ class TextStage:
         self.num_cached = max(self.num_cached, event.num_cached)
         choice = self._choices[event.choice]
         if choice.is_over or not (event.tokens or event.finish_reason):
+            if event.pooled is not None:
+                piece = np.frombuffer(event.pooled)
+                self.pooled = piece if self.pooled is None else self.pooled + piece
             return None
         text, scored, matched, tokens = self._decode(choice, event)
         if not choice.is_started:

@@ -19,4 +19,6 @@ class CallLimits:
     max_logit_bias: int = 1024
     max_prompts: int = 64
     """Prompts in one completions call."""
+    max_inputs: int = 256
+    """Texts in one embeddings call."""
     max_body_bytes: int = 8 << 20

@@ -55,7 +55,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 _MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refusal"})
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-MAX_DEADLINE_MS = 24 * 3600 * 1000
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+DeadlineMs = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]
 
 
 def _stop(value: object) -> object:
@@ -171,9 +172,9 @@ class Sampling(_Model):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Priority | None = None
     """Smaller is more urgent; default 0."""
-    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    deadline_ms: DeadlineMs | None = None
     """From the call's arrival."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes are shared only among a tenant's calls with the same salt."""
@@ -203,6 +204,22 @@ class CompletionRequest(Sampling):
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
     """Whether text prompts get the model's BOS token; default true."""
+
+
+class EmbeddingRequest(_Model):
+    """What is to be embedded, each text by itself."""
+
+    model: str | None = None
+    input: Annotated[tuple[Any, ...], BeforeValidator(_prompt)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """The first so many numbers, normalised again."""
+    pooling: Literal["mean", "last"] | None = None
+    """Of the tokens' hidden states; default mean."""
+    add_special_tokens: bool | None = None
+    """Whether texts get the model's BOS token; default true."""
+    priority: Priority | None = None
+    deadline_ms: DeadlineMs | None = None
 
 
 class TokenizeRequest(_Model):

@@ -133,7 +133,7 @@ class GenerationReply(Response):
         while new := await generation.next():
             deltas += new
         outcome = generation.outcome
-        if outcome.scored_prompts:  # a long prompt has megabytes of them
+        if outcome.scored_prompts or outcome.pooled:  # megabytes of numbers, of a long prompt or many inputs
             body = await self._service.in_text_pool(self._plan.writer.whole, deltas, outcome)
         else:
             body = self._plan.writer.whole(deltas, outcome)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
+from numpy.typing import NDArray
 
 from headrace.core.result import TokenLogprob
 from headrace.server.generation import Delta, ScoredToken
@@ -206,6 +208,8 @@ class Outcome:
     scored_prompts: Sequence[ScoredPrompt] = ()
     """One per prompt, where `prompt_logprobs` was asked for."""
     timings: Timings | UnsetType = UNSET
+    pooled: Sequence[NDArray[np.float64]] = ()
+    """Per prompt the sum of its hidden states, where these were asked for."""
 
 
 class Writer(Protocol):

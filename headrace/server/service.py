@@ -266,7 +266,8 @@ class Generation:
             for request in self._job.requests
             if self._job.num_prompt_top is not None
         ]
-        return Outcome(self.usage, means, scored, self._timings() if self._job.timings else UNSET)
+        pooled = [stage.pooled for stage in self._stages.values() if stage.pooled is not None]
+        return Outcome(self.usage, means, scored, self._timings() if self._job.timings else UNSET, pooled)
 
     def _timings(self) -> Timings:
         first, usage = self._first_event, self.usage

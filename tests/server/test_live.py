@@ -86,6 +86,21 @@ def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI):
         assert own["rank"] == 1 + sum(entry["logprob"] > own["logprob"] for entry in paris.values()) or own["rank"] > 3
 
 
+def test_embeddings_tell_near_from_far(client: openai.OpenAI):
+    texts = ["The cat sits on the mat.", "A kitten is lying on a rug.", "Interest rates rose again in March."]
+    reply = client.embeddings.create(model=MODEL, input=[*texts, texts[0]])
+    cat, kitten, rates, again = (data.embedding for data in reply.data)
+    assert len(cat) == 576
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert cosine(cat, cat) == pytest.approx(1, abs=1e-5)
+    assert cosine(cat, again) == pytest.approx(1, abs=1e-5)
+    assert cosine(cat, kitten) > cosine(cat, rates) + 0.05
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens > 24
+
+
 def test_a_prompt_of_one_token_too_many(client: openai.OpenAI):
     for max_tokens in (None, 5):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -121,6 +136,27 @@ def test_a_streaming_client_that_is_killed_frees_everything(server: Server, clie
     assert value_of("headrace_steps_total", text) <= before + 2
     assert 'state="used"} 0.0' in text
     assert 'headrace_requests_total{finish_reason="abort"} 1.0' in text
+
+
+def test_a_client_that_leaves_an_embedding_frees_it(server: Server):
+    _, url = server
+    body = json.dumps({"input": [[5, 6, 7] * 1500] * 4})
+    with httpx.Client() as http:
+
+        def scrape() -> str:
+            return http.get(url.replace("/v1", "/metrics")).text
+
+        curl = subprocess.Popen(
+            ["curl", "-s", f"{url}/embeddings", "-H", "content-type: application/json", "-d", body],
+            stdout=subprocess.PIPE,
+        )
+        eventually(lambda: value_of("headrace_requests_running", scrape()) > 0)
+        curl.kill()
+        eventually(lambda: value_of("headrace_requests_running", scrape()) == 0)
+        text = scrape()
+    curl.communicate()
+    assert value_of("headrace_requests_waiting", text) == 0
+    assert 'state="used"} 0.0' in text
 
 
 def test_health_answers_during_a_long_prompt(server: Server, client: openai.OpenAI):
