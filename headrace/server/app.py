@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.core.errors import HeadraceError
-from headrace.server import admission, protocol, system
+from headrace.server import admission, openapi, protocol, system
 from headrace.server.embeddings import EmbeddingWriter
 from headrace.server.errors import ApiError, as_api_error, handle_http_exception
 from headrace.server.guard import ApiKeyGuard
@@ -71,7 +71,7 @@ def create_app(
     if api_keys:
         app.add_middleware(ApiKeyGuard, keys=tuple(api_keys))
 
-    handlers = Handlers(service)
+    handlers = Handlers(service, has_keys=bool(api_keys))
     for method, path, handler in (
         ("POST", "/v1/chat/completions", handlers.chat),
         ("POST", "/v1/completions", handlers.completions),
@@ -85,6 +85,7 @@ def create_app(
         ("GET", "/ready", handlers.ready),
         ("GET", "/metrics", handlers.metrics),
         ("GET", "/version", handlers.version),
+        ("GET", "/openapi.json", handlers.openapi),
     ):
         methods = ["GET", "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, handler, methods=methods, response_model=None)
@@ -94,8 +95,10 @@ def create_app(
 class Handlers:
     """One method per path. None of them waits for the engine except by awaiting a generation."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, has_keys: bool) -> None:
         self._service = service
+        self._has_keys = has_keys
+        self._described: openapi.Schema | None = None
 
     async def chat(self, request: Request) -> Response:
         start_s = arrival()
@@ -208,6 +211,11 @@ class Handlers:
 
     async def version(self, request: Request) -> Response:
         return _json({"version": system.version(), "instruction_sets": system.instruction_sets()})
+
+    async def openapi(self, request: Request) -> Response:
+        if self._described is None:
+            self._described = openapi.document(system.version(), self._service.limits, has_keys=self._has_keys)
+        return _json(self._described)
 
     async def _parse(self, kind: type[protocol.Body], request: Request) -> protocol.Body:
         service = self._service

@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from headrace.server.errors import ApiError, bad_request, show
 
@@ -57,6 +57,38 @@ _MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refu
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 DeadlineMs = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]
+
+# What the validators below accept, for the API's own description (`headrace.server.openapi`).
+_STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_STOP: dict[str, Any] = {"anyOf": [{"type": "string"}, _STRINGS]}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        _STRINGS | {"minItems": 1},
+        _IDS | {"minItems": 1},
+        {"type": "array", "items": _IDS | {"minItems": 1}, "minItems": 1},
+    ]
+}
+_BIAS: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
+    "additionalProperties": False,
+}
+_CONTENT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+        {"type": "null"},
+    ]
+}
 
 
 def _stop(value: object) -> object:
@@ -112,7 +144,7 @@ def _is_ids(value: list[Any]) -> bool:
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="allow", strict=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
 
 class StreamOptions(_Model):
@@ -125,7 +157,7 @@ class Message(_Model):
     """One message of a chat. Its content is text, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Any = None
+    content: Annotated[Any, WithJsonSchema(_CONTENT)] = None
     name: str | None = None
     tool_calls: Any = None
     """Of an assistant: those its reply had."""
@@ -158,17 +190,17 @@ class Sampling(_Model):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_range: Count | None = None
-    dry_sequence_breakers: Annotated[tuple[str, ...], BeforeValidator(_strings)] | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], BeforeValidator(_strings), WithJsonSchema(_STRINGS)] | None = None
     """Texts that no repeat reaches over."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     prompt_logprobs: Count | None = None
     """The logprob of every prompt token, and of so many most probable ones at its place."""
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bias)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bias), WithJsonSchema(_BIAS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] | None = None
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_ids)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop), WithJsonSchema(_STOP)] | None = None
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_ids), WithJsonSchema(_IDS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -195,7 +227,7 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: Annotated[tuple[Any, ...], BeforeValidator(_prompt)]
+    prompt: Annotated[tuple[Any, ...], BeforeValidator(_prompt), WithJsonSchema(_PROMPT)]
     suffix: str | None = None
     """What follows the reply; for models with fill-in tokens."""
     best_of: Count | None = None
@@ -210,7 +242,7 @@ class EmbeddingRequest(_Model):
     """What is to be embedded, each text by itself."""
 
     model: str | None = None
-    input: Annotated[tuple[Any, ...], BeforeValidator(_prompt)]
+    input: Annotated[tuple[Any, ...], BeforeValidator(_prompt), WithJsonSchema(_PROMPT)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """The first so many numbers, normalised again."""
@@ -242,7 +274,7 @@ class RenderRequest(_Model):
 
 class DetokenizeRequest(_Model):
     model: str | None = None
-    tokens: Annotated[tuple[int, ...], BeforeValidator(_ids)]
+    tokens: Annotated[tuple[int, ...], BeforeValidator(_ids), WithJsonSchema(_IDS)]
 
 
 Body = TypeVar("Body", bound=_Model)

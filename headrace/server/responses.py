@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -132,13 +132,16 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 """Per prompt token: its id and those of the most probable ones. None for the first: nothing precedes it."""
 
 
-class Reply(Struct):
+C = TypeVar("C", ChatChoice, TextChoice)
+
+
+class Reply(Struct, Generic[C]):
     id: str
     object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
     created: int
     """Unix time, seconds."""
     model: str
-    choices: Sequence[ChatChoice | TextChoice]
+    choices: Sequence[C]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """Of a chat."""
