@@ -23,22 +23,22 @@ def dry_penalties(history: Sequence[int], params: SamplingParams) -> dict[int, f
     most = int(MOST_EXPONENT / growth) if growth > 0 else len(recent)
     return {
         token: params.dry_multiplier * params.dry_base ** min(length - params.dry_allowed_length, most)
-        for token, length in repeats(recent, params.dry_breakers).items()
-        if length >= params.dry_allowed_length and token not in params.dry_breakers
+        for token, length in repeats(recent, params.dry_breakers, params.dry_allowed_length).items()
+        if token not in params.dry_breakers
     }
 
 
-def repeats(tokens: Sequence[int], breakers: frozenset[int]) -> dict[int, int]:
-    """Token -> the longest ending of `tokens` that it came after before.
+def repeats(tokens: Sequence[int], breakers: frozenset[int], shortest: int = 1) -> dict[int, int]:
+    """Token -> the longest ending of `tokens` that it came after before, of at least `shortest` tokens.
 
     The Z-function (Gusfield 1997) of the reversed tokens: `matches[k]` of them from k on equal the first ones. Where
     nothing matches, the next place worth a look is found by `index`.
     """
-    reversed_ = list(reversed(tokens))
-    longest = next((i for i, token in enumerate(reversed_) if token in breakers), len(reversed_))
+    longest = next((i for i, token in enumerate(reversed(tokens)) if token in breakers), len(tokens))
     found: dict[int, int] = {}
-    if longest == 0:
+    if longest < max(shortest, 1):  # often: a breaker is never far in most texts
         return found
+    reversed_ = list(reversed(tokens))
     num_tokens, first = len(reversed_), reversed_[0]
     matches = [0] * num_tokens
     left = right = 0  # [left, right) equals the first right - left: the one that reaches farthest
@@ -57,7 +57,7 @@ def repeats(tokens: Sequence[int], breakers: frozenset[int]) -> dict[int, int]:
                 length += 1
             left, right = k, k + length
         matches[k] = length
-        if length:
+        if length >= shortest:
             token = reversed_[k - 1]
             found[token] = max(found.get(token, 0), length)
         k += 1

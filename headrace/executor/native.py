@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -85,8 +85,8 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int) -> Readouts:
             if not params.is_greedy:
                 draw = uniform(params.seed, sequence.choice, position)
                 numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
-                threshold = xtc_threshold(params, sequence.choice, position)
-                numbers[readout, 8:] = (params.typical_p, threshold)
+                if params.typical_p < 1.0 or params.xtc_probability > 0.0:
+                    numbers[readout, 8:] = (params.typical_p, xtc_threshold(params, sequence.choice, position))
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
             numbers[readout, 5:8] = penalties
             lists.skip_to(readout)
@@ -149,13 +149,11 @@ class _IdLists:
         else:
             self.add()
             self.add()
-        dry: Mapping[int, float] = {}
+        biases = params.logit_bias
         if params.has_dry:
             dry = dry_penalties([*sequence.tokens[: position - 1], last_token], params)
-        self.add(
-            [*dry, *(token for token, _ in params.logit_bias)],
-            [*(-penalty for penalty in dry.values()), *(bias for _, bias in params.logit_bias)],
-        )
+            biases = (*((token, -penalty) for token, penalty in dry.items()), *biases)
+        self.add([token for token, _ in biases], [bias for _, bias in biases])
         is_early = position - sequence.num_prompt < params.min_tokens
         # As in the reference sampler, a ban that would leave no token does not hold.
         self.add(params.stop_token_ids if is_early and len(params.stop_token_ids) < vocab_size else ())

@@ -217,6 +217,7 @@ def _request_schemas(limits: CallLimits) -> dict[str, Schema]:
     schemas: dict[str, Schema] = generated["$defs"]
     for schema in schemas.values():
         schema["additionalProperties"] = False
+    schemas["TokenizeRequest"]["oneOf"] = [_either("prompt", "messages"), _either("messages", "prompt")]
     for body in bodies:
         properties = schemas[body.__name__]["properties"]
         for name, bounds in _bounds(limits).items():
@@ -227,6 +228,13 @@ def _request_schemas(limits: CallLimits) -> dict[str, Schema]:
         for name in sorted(protocol.HARMLESS):
             properties[name] = {"description": "Accepted, without effect."}
     return schemas
+
+
+def _either(given: str, absent: str) -> Schema:
+    return {
+        "required": [given],
+        "properties": {given: {"type": ["string", "array"]}, absent: {"type": "null"}},
+    }
 
 
 def _bound(schema: Schema, bounds: Mapping[str, float], *types: str) -> None:
