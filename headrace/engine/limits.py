@@ -41,7 +41,8 @@ class Limits:
         if wanted == 0 and not (request.score_prompt or request.pooling):
             raise _invalid(
                 "max_tokens",
-                "max_tokens is 0; that makes sense only together with scoring the prompt (echo and logprobs).",
+                "max_tokens is 0; that makes sense only together with scoring the prompt (prompt_logprobs, or echo and "
+                "logprobs).",
             )
         if request.num_choices > 1 and (wanted == 0 or request.resumed):
             raise _invalid(

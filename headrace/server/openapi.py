@@ -6,8 +6,11 @@ not say is added here: the ranges that `SamplingParams` and `CallLimits` enforce
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -218,6 +221,10 @@ def _request_schemas(limits: CallLimits) -> dict[str, Schema]:
     for schema in schemas.values():
         schema["additionalProperties"] = False
     schemas["TokenizeRequest"]["oneOf"] = [_either("prompt", "messages"), _either("messages", "prompt")]
+    for class_name, field, text in _field_docs():
+        for name, schema in schemas.items():
+            if field in schema["properties"] and class_name in {base.__name__ for base in _TYPES[name].__mro__}:
+                schema["properties"][field]["description"] = text
     for body in bodies:
         properties = schemas[body.__name__]["properties"]
         for name, bounds in _bounds(limits).items():
@@ -228,6 +235,20 @@ def _request_schemas(limits: CallLimits) -> dict[str, Schema]:
         for name in sorted(protocol.HARMLESS):
             properties[name] = {"description": "Accepted, without effect."}
     return schemas
+
+
+_TYPES: Mapping[str, type] = {name: kind for name, kind in vars(protocol).items() if isinstance(kind, type)}
+
+
+def _field_docs() -> Iterator[tuple[str, str, str]]:
+    """(class, field, the text below it). Pydantic would collect them on import, which slows down every start."""
+    for node in ast.parse(inspect.getsource(protocol)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for before, after in pairwise(node.body):
+            match before, after:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                    yield node.name, field, inspect.cleandoc(text)
 
 
 def _either(given: str, absent: str) -> Schema:

@@ -144,7 +144,7 @@ def _is_ids(value: list[Any]) -> bool:
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", strict=True, arbitrary_types_allowed=True)
 
 
 class StreamOptions(_Model):

@@ -185,3 +185,14 @@ def test_echo_keeps_its_own_number_of_logprobs(start):
 )
 def test_prompt_logprobs_are_refused_where_they_cannot_be(shared: RunningServer, path: str, extra: dict):
     assert error_of(shared, path, PATHS[path] | extra)["param"] == "prompt_logprobs"
+
+
+def test_a_chats_prompt_alone_may_be_scored(start):
+    server = start()
+    body = PATHS["/v1/chat/completions"] | {"prompt_logprobs": 0, "max_tokens": 0}
+    reply = server.post("/v1/chat/completions", json=body).json()
+    assert (reply["choices"][0]["message"]["content"], reply["choices"][0]["finish_reason"]) == ("", "length")
+    assert len(reply["prompt_logprobs"]) == reply["usage"]["prompt_tokens"]
+    assert reply["usage"]["completion_tokens"] == 0
+    error = error_of(server, "/v1/chat/completions", PATHS["/v1/chat/completions"] | {"max_tokens": 0})
+    assert (error["param"], "prompt_logprobs" in error["message"]) == ("max_tokens", True)

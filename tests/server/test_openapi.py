@@ -111,6 +111,15 @@ def test_the_fields_are_those_that_are_read(shared: RunningServer, described: di
     assert (error["code"], error["param"]) == ("unknown_parameter", "unheard_of")
 
 
+def test_fields_are_described_by_the_text_below_them(described: dict):
+    schemas = described["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["top_k"]["description"] == "-1 and 0: all tokens."
+    assert schemas["CompletionRequest"]["properties"]["top_k"]["description"] == "-1 and 0: all tokens."
+    assert schemas["EmbeddingRequest"]["properties"]["pooling"]["description"].startswith("Of the tokens")
+    assert "description" not in schemas["ChatRequest"]["properties"]["temperature"]
+    assert schemas["CompletionRequest"]["properties"]["logprobs"] != schemas["ChatRequest"]["properties"]["logprobs"]
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_ranges_end_where_the_server_says_no(shared: RunningServer, described: dict, path: str):
     """Each bound of each number: at it the call is answered, beyond it is refused by name."""
