@@ -83,7 +83,7 @@ class LocalExecutor:
                 logprobs.append(logprob)
         self._last_tokens = tokens
         pooled = [pooled_sum(self._backend.hidden(pool.first_row, pool.count)) for pool in plan.pools]
-        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, pooled))
+        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, pooled=pooled))
 
     @staticmethod
     def _read(

@@ -51,7 +51,7 @@ class NativeExecutor:
         self._model.step(inputs, readouts)
         self._last_tokens = readouts.tokens.tolist()
         pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
-        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s, pooled)
+        return StepResult(self._last_tokens, _logprobs(readouts), time.perf_counter() - start_s, pooled=pooled)
 
 
 class _Step:

@@ -195,7 +195,14 @@ def prepare_completion(
             )
         )
     only_echo = echo and call.max_tokens == 0 and num_logprobs is None and num_prompt_top is None
-    return Job(tuple(requests), tuple(options), num_choices, only_echo, num_prompt_top, bool(call.timings))
+    return Job(
+        tuple(requests),
+        tuple(options),
+        num_choices,
+        only_echo=only_echo,
+        num_prompt_top=num_prompt_top,
+        timings=bool(call.timings),
+    )
 
 
 def check_inputs(call: EmbeddingRequest, limits: CallLimits) -> None:

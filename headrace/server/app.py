@@ -214,7 +214,9 @@ class Handlers:
 
     async def openapi(self, request: Request) -> Response:
         if self._described is None:
-            self._described = openapi.document(system.version(), self._service.limits, has_keys=self._has_keys)
+            self._described = await self._service.in_text_pool(
+                openapi.document, system.version(), self._service.limits, has_keys=self._has_keys
+            )
         return _json(self._described)
 
     async def _parse(self, kind: type[protocol.Body], request: Request) -> protocol.Body:
