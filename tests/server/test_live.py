@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import httpx
 import openai
@@ -84,6 +85,53 @@ def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI):
         paris = next(entry for entry in scored if next(iter(entry.values()))["decoded_token"] == " Paris")
         own, *_ = paris.values()
         assert own["rank"] == 1 + sum(entry["logprob"] > own["logprob"] for entry in paris.values()) or own["rank"] > 3
+
+
+def test_the_best_of_four_is_one_of_the_four(client: openai.OpenAI):
+    options = {"model": MODEL, "prompt": "My favourite", "max_tokens": 8, "seed": 3, "extra_body": {"ignore_eos": True}}
+    all_four = client.completions.create(n=4, logprobs=0, **options).choices
+    best = max(all_four, key=lambda choice: fmean(choice.logprobs.token_logprobs))
+    assert len({choice.text for choice in all_four}) == 4
+    reply = client.completions.create(best_of=4, **options)
+    assert [choice.text for choice in reply.choices] == [best.text]
+    assert reply.usage.completion_tokens == 32
+
+
+def test_timings_add_up_to_less_than_the_call_took(client: openai.OpenAI):
+    body = {"ignore_eos": True, "timings": True}
+    start_s = time.monotonic()
+    reply = client.completions.create(model=MODEL, prompt=[9, 8, 7] * 100, max_tokens=20, extra_body=body)
+    took_ms = 1e3 * (time.monotonic() - start_s)
+    timings = reply.timings
+    parts = [timings["queue_ms"], timings["prefill_ms"], timings["decode_ms"]]
+    assert all(part >= 0 for part in parts)
+    assert 0.5 * took_ms < sum(parts) < took_ms
+    assert timings["tokens_per_second"] == pytest.approx(19e3 / timings["decode_ms"])
+    assert timings["cached_tokens"] == 0
+
+
+def test_samplers_are_reproducible(client: openai.OpenAI):
+    """The same seed gives the same reply, and each sampler another one than none."""
+    texts = {}
+    for extra in (
+        {},
+        {"typical_p": 0.2},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"dry_multiplier": 5, "dry_allowed_length": 1, "dry_sequence_breakers": []},
+    ):
+        replies = [
+            client.completions.create(
+                model=MODEL,
+                prompt="one two three one two three one two three one",
+                max_tokens=12,
+                seed=5,
+                extra_body=extra | {"ignore_eos": True},
+            )
+            for _ in range(2)
+        ]
+        assert replies[0].choices[0].text == replies[1].choices[0].text
+        texts[str(extra)] = replies[0].choices[0].text
+    assert len(set(texts.values())) == 4, texts
 
 
 def test_embeddings_tell_near_from_far(client: openai.OpenAI):
