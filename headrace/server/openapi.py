@@ -176,13 +176,15 @@ def document(version: str, limits: CallLimits, *, has_keys: bool) -> Schema:
 
 def _operation(endpoint: Endpoint, is_guarded: bool) -> Schema:
     content: Schema = {endpoint.media_type: {"schema": endpoint.answer}}
+    answers = "The answer."
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {}  # OpenAPI 3.1 has no schema for the events of a stream
+        answers += " With `stream`, events with a chunk of it each, then `data: [DONE]`."
     refuses = sorted({*endpoint.refuses, 500, *((401,) if is_guarded else ())})
     operation: Schema = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
-        "responses": {"200": {"description": "The answer.", "content": content}}
+        "responses": {"200": {"description": answers, "content": content}}
         | {str(status): _refusal(status) for status in refuses},
     }
     if endpoint.parameters:
