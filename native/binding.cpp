@@ -162,6 +162,10 @@ NB_MODULE(_native, m) {
              "tokens"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a, "max_top"_a, "vocab_size"_a, "last"_a)
         .def("run_head", [](nb::handle self, Ints rows, Buffer last) { return run_head(self, rows, last); }, "rows"_a,
              "last"_a)
+        .def("trunk_rows", [](nb::handle self, Buffer buffer) -> nb::ndarray<nb::numpy, const float, nb::ndim<2>> {
+            const Model& model = nb::cast<const Model&>(self);
+            return {model.trunk_floats(buffer), {(size_t)model.step().num_tokens, (size_t)buffer.width}, self};
+        }, "buffer"_a, "A buffer of the trunk's, of all tokens of the last step: a view that holds until the next step.")
         .def("touch_cache", nb::overload_cast<size_t>(&Model::touch_cache, nb::const_), "most_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("touch_cache_meanwhile", &Model::touch_cache_meanwhile, "most_bytes"_a)
         .def("set_profiling", &Model::set_profiling, "on"_a)

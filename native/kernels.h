@@ -67,7 +67,8 @@ struct AttentionShape {
     float softcap;    // 0: none
 };
 
-// What sampling a row depends on besides its logits (headrace/executor/sampler.py). Ids are distinct within each list.
+// What sampling a row depends on besides its logits (headrace/executor/sampler.py). Ids are distinct within each list
+// but that of biases, which add up in order.
 struct SampleParams {
     double temperature;  // 0: greedy
     int32_t top_k;       // 0: all
@@ -86,6 +87,8 @@ struct SampleParams {
     const int32_t* banned;
     int32_t num_banned;
     const uint32_t* allowed;  // null: all; else bit id % 32 of word id / 32 for each token that a grammar allows
+    double typical_p;         // 0, or from 1 on: all
+    double xtc_threshold;     // 0: none is dropped
 };
 
 struct ConvShape {

@@ -255,6 +255,8 @@ void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Sc
             p.repetition_penalty = n[Readouts::REPETITION];
             p.presence_penalty = n[Readouts::PRESENCE];
             p.frequency_penalty = n[Readouts::FREQUENCY];
+            p.typical_p = n[Readouts::TYPICAL_P];
+            p.xtc_threshold = n[Readouts::XTC_THRESHOLD];
             p.seen = ids(Readouts::SEEN), p.num_seen = size(Readouts::SEEN);
             p.generated = ids(Readouts::GENERATED), p.num_generated = size(Readouts::GENERATED);
             p.generated_counts = counts.data();

@@ -91,7 +91,7 @@ struct Readouts {
     int32_t* top_ids;
     double* top_logprobs;
 
-    enum Number { TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, REPETITION, PRESENCE, FREQUENCY, NUMBERS };
+    enum Number { TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM, REPETITION, PRESENCE, FREQUENCY, TYPICAL_P, XTC_THRESHOLD, NUMBERS };
     enum List { SEEN, GENERATED, BIASES, BANNED, LISTS };
 };
 

@@ -1,7 +1,7 @@
 // From one row of logits to a token: headrace/executor/sampler.py without its sorts.
 //
-// Everything is double, as there: penalties, bias, bans, temperature, top-k, top-p, min-p, then the inverse of the
-// cumulative distribution in order of ids at one uniform number. Ties go to the smaller id. Sums add up in another order
+// Everything is double, as there: penalties, bias (DRY's are among them), bans, temperature, top-k, typical-p, top-p, min-p,
+// XTC, then the inverse of the cumulative distribution in order of ids at one uniform number. Ties go to the smaller id. Sums add up in another order
 // than NumPy's, the temperature divides as a factor and e^x may differ in its last bit, so the token is the reference's
 // unless the uniform number (or top_p) falls within about 1e-14 of a border.
 //
@@ -237,6 +237,54 @@ static void keep_top_p(Kept& kept, double top_p, int32_t* ids, Entry* room) {
     keep(kept, ids, room, count, last);
 }
 
+// Locally typical sampling: the smallest set of tokens whose surprise is closest to the entropy that sums to at least
+// typical_p of all. With scaled logits s, -log p - H = E[s] - s, so that no logarithm is needed.
+template <typename T>
+static void keep_typical(Kept& kept, const T* x, double peak, double factor, double typical_p, int32_t* ids, Entry* room,
+                         double* distances) {
+    const auto scaled = [&](int32_t place) { return ((double)x[kept.ids ? kept.ids[place] : place] - peak) * factor; };
+    for (int32_t i = 0; i < kept.count; ++i) distances[i] = kept.weights[i] > 0.0 ? kept.weights[i] * scaled(i) : 0.0;
+    const double total = sum_all(kept.weights, kept.count), target = typical_p * total;
+    const double mean = sum_all(distances, kept.count) / total;
+    int32_t left = 0;
+    for (int32_t i = 0; i < kept.count; ++i) {
+        distances[i] = __builtin_fabs(mean - scaled(i));
+        if (kept.weights[i] > 0.0) room[left++] = {distances[i], -i};  // the heap's root: the closest, of equals the first
+    }
+    make_heap(room, left);
+    Entry last{0.0, 0};
+    for (double sum = 0.0; left > 0;) {
+        last = room[0];
+        if ((sum += kept.weights[-last.id]) >= target) break;
+        room[0] = room[--left];
+        sift_down(room, left, 0);
+    }
+    int32_t count = 0;
+    for (int32_t i = 0; i < kept.count; ++i)
+        if (kept.weights[i] > 0.0 && (distances[i] < last.value || (distances[i] == last.value && i <= -last.id))) {
+            kept.weights[count] = kept.weights[i];
+            ids[count++] = kept.ids ? kept.ids[i] : i;
+        }
+    kept.ids = ids;
+    kept.count = count;
+}
+
+// "Exclude top choices": of the tokens of at least that probability only the least probable stays, of equals the last.
+static void drop_top(Kept& kept, double threshold, int32_t* ids) {
+    const double border = threshold * sum_all(kept.weights, kept.count);
+    int32_t least = -1;
+    for (int32_t i = 0; i < kept.count; ++i)
+        if (kept.weights[i] >= border && (least < 0 || kept.weights[i] <= kept.weights[least])) least = i;
+    int32_t count = 0;
+    for (int32_t i = 0; i < kept.count; ++i)
+        if (!(kept.weights[i] >= border) || i == least) {
+            kept.weights[count] = kept.weights[i];
+            ids[count++] = kept.ids ? kept.ids[i] : i;
+        }
+    kept.ids = ids;
+    kept.count = count;
+}
+
 static int32_t draw(const Kept& kept, double uniform) {
     const double target = uniform * sum_all(kept.weights, kept.count);
     double sum = 0.0;
@@ -282,8 +330,14 @@ static int32_t sample_from(const T* x, int32_t vocab, const SampleParams& params
     } else {
         weigh_all(x, vocab, peak, factor, weights);
     }
+    double largest = 1.0;  // e^0
+    if (0.0 < params.typical_p && params.typical_p < 1.0) {
+        keep_typical(kept, x, peak, factor, params.typical_p, ids, room, (double*)(room + vocab));
+        largest = largest_of(kept.weights, kept.count);
+    }
     if (params.top_p < 1.0) keep_top_p(kept, params.top_p, ids, room);
-    if (params.min_p > 0.0) keep(kept, ids, room, gather(kept, params.min_p, room), {0.0, kept.count});  // e^0 is the largest
+    if (params.min_p > 0.0) keep(kept, ids, room, gather(kept, params.min_p * largest, room), {0.0, kept.count});
+    if (params.xtc_threshold > 0.0) drop_top(kept, params.xtc_threshold, ids);
     return draw(kept, params.uniform);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from headrace.core.result import TokenLogprob
@@ -26,3 +27,5 @@ class TokenEvent(NamedTuple):  # made for every token: half the price of a froze
     """From the request's arrival to its admission."""
     error: str | None = None
     """With the finish reason ERROR: what went wrong, for the client."""
+    pooled: array[float] | None = None
+    """Sum of hidden states of prompt tokens; comes in pieces that add up, before the end."""

@@ -17,10 +17,6 @@ class ReadoutKind(IntEnum):
     """Sample the next token of the readout's sequence."""
     SCORE = 1
     """The logprob of a given target token."""
-    POOL = 2
-    """Accumulate the hidden state for an embedding."""
-    HIDDEN = 3
-    """Return the hidden state."""
 
 
 @dataclass(slots=True)
@@ -46,6 +42,15 @@ class Span:
     """The executor must compute all tokens of the span in one pass (bidirectional attention)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Rows of a sequence whose hidden states are summed up. They are no readouts: no logits are made of them."""
+
+    sequence: Sequence
+    first_row: int
+    count: int
+
+
 class StepPlan:
     """Tokens to compute and rows to read out, in the order of the spans.
 
@@ -65,6 +70,7 @@ class StepPlan:
         "has_drafts",
         "horizon",
         "parents",
+        "pools",
         "positions",
         "readout_kinds",
         "readout_rows",
@@ -88,6 +94,7 @@ class StepPlan:
         self.readout_targets = array("i")
         self.readout_sequences: list[Sequence] = []
         self.copies: list[Copy] = []
+        self.pools: list[Pool] = []
         self.has_drafts = False
         """Some span is a tree. Whoever gives a row another parent than the row before it sets this."""
         self.horizon = 1

@@ -9,6 +9,7 @@ import secrets
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_UNIT = 1.0 / (1 << 53)
 
 
 def mix(value: int) -> int:
@@ -20,10 +21,18 @@ def mix(value: int) -> int:
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """A float64 in [0, 1) with 53 random bits for the token at `position` of choice `choice`."""
+    return (_state(seed, choice, position) >> 11) * _UNIT
+
+
+def coin(seed: int, choice: int, position: int) -> float:
+    """A second such number for the same token, independent of `uniform`'s: the next of its generator."""
+    return (mix((_state(seed, choice, position) + _GOLDEN) & _MASK) >> 11) * _UNIT
+
+
+def _state(seed: int, choice: int, position: int) -> int:
     state = mix(((seed & _MASK) + _GOLDEN) & _MASK)
     state = mix((state + _GOLDEN * (choice + 1)) & _MASK)
-    state = mix((state + _GOLDEN * (position + 1)) & _MASK)
-    return (state >> 11) * (1.0 / (1 << 53))
+    return mix((state + _GOLDEN * (position + 1)) & _MASK)
 
 
 def draw_seed() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -31,3 +32,5 @@ class StepResult:
     """Readout -> tokens that have to follow the one sampled, since its grammar allows nothing else."""
     errors: Mapping[int, str] | None = None
     """Readout -> why its sequence cannot go on; its token means nothing."""
+    pooled: Sequence[array[float]] = ()
+    """Parallel to the plan's pools: the sum of the hidden states, float64."""

@@ -46,6 +46,7 @@ class Sequence:
         "arrival_s",
         "choice",
         "id",
+        "last",
         "limit",
         "matcher",
         "num_cached",
@@ -54,6 +55,7 @@ class Sequence:
         "num_prompt",
         "num_sampling",
         "num_scored",
+        "num_to_score",
         "queued_s",
         "readout",
         "request",
@@ -75,15 +77,18 @@ class Sequence:
         self.num_in_flight = 0
         self.num_sampling = 0
         self.limit = limit
-        """Most tokens, prompt included; the last one is never computed."""
+        """Most tokens, prompt included; the last one is never computed, unless it is for its hidden state."""
+        self.last = limit if request.pooling else limit - 1
+        """Tokens that are computed at most."""
         self.matcher: Matcher | None = None
         """The executor's: where the reply stands in the request's grammar. Begun when first needed."""
         self.unborn: list[int] = []
         """Choices that will fork off in the step that computes the last known token."""
         self.readout = -1
         """Index of its SAMPLE readout in the last plan that has one: what a token in flight is called by."""
-        self.num_scored = 0 if request.score_prompt else self.num_prompt
-        """Prompt tokens whose logprob has been asked for, or that need none: not again after a preemption."""
+        self.num_scored = 0
+        """Prompt tokens at which a score or a hidden state has been asked for: not again after a preemption."""
+        self.num_to_score = self.num_prompt - 1 if request.score_prompt else self.num_prompt if request.pooling else 0
         self.queued_s: float | None = None
         """From arrival to first admission; a fork has its parent's."""
         self.status = Status.WAITING
@@ -102,12 +107,13 @@ class Sequence:
     @property
     def num_remaining(self) -> int:
         """Tokens a step could take up now, those being sampled included."""
-        known, last = len(self.tokens) + self.num_sampling, self.limit - 1
+        known, last = len(self.tokens) + self.num_sampling, self.last
         return (known if known < last else last) - self.num_computed - self.num_in_flight
 
     @property
     def needs_scores(self) -> bool:
-        return self.num_scored < self.num_prompt - 1
+        """It reads its prompt's logits or hidden states, and has not read them all."""
+        return self.num_scored < self.num_to_score
 
     @property
     def num_places(self) -> int:

@@ -36,10 +36,13 @@ class Limits:
         if num_prompt == 0:
             raise InvalidRequest("empty_prompt", "The prompt has no tokens; send at least one.", param="prompt")
         self._check_ids(request)
-        if wanted == 0 and not request.score_prompt:
+        if request.pooling and (wanted != 0 or request.score_prompt):
+            raise _invalid("max_tokens", f"max_tokens is {wanted}; a request for an embedding generates nothing.")
+        if wanted == 0 and not (request.score_prompt or request.pooling):
             raise _invalid(
                 "max_tokens",
-                "max_tokens is 0; that makes sense only together with scoring the prompt (echo and logprobs).",
+                "max_tokens is 0; that makes sense only together with scoring the prompt (prompt_logprobs, or echo and "
+                "logprobs).",
             )
         if request.num_choices > 1 and (wanted == 0 or request.resumed):
             raise _invalid(

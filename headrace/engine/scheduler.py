@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from headrace.core.errors import ConfigurationError, InvalidRequest
 from headrace.core.events import TokenEvent
-from headrace.core.plan import ReadoutKind, Span, StepPlan
-from headrace.core.request import Request
+from headrace.core.plan import Pool, ReadoutKind, Span, StepPlan
+from headrace.core.request import Pooling, Request
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
@@ -205,10 +205,7 @@ class Scheduler:
         plan.budget -= count
         sequence.num_in_flight += count
         if sequence.needs_scores:
-            for position in range(max(start, sequence.num_scored), min(end, sequence.num_prompt - 1)):
-                plan.add_readout(first_row + position - start, ReadoutKind.SCORE, sequence, tokens[position + 1])
-                span.num_scores += 1
-            sequence.num_scored = max(sequence.num_scored, end)
+            self._read_prompt(plan, span, end)
         if end == num_known + sequence.num_sampling < sequence.limit:
             span.is_sampled = True
             if sequence.unborn:
@@ -217,9 +214,26 @@ class Scheduler:
                 sampled.readout = plan.add_readout(first_row + count - 1, SAMPLE, sampled)
                 sampled.num_sampling += 1
 
+    @staticmethod
+    def _read_prompt(plan: StepPlan, span: Span, end: int) -> None:
+        """Ask for the scores, or the hidden states, of the span's prompt tokens that have not been asked for."""
+        sequence, start = span.sequence, span.start
+        begin, end_read = max(start, sequence.num_scored), min(end, sequence.num_to_score)
+        if sequence.request.pooling is None:
+            for position in range(begin, end_read):
+                target = sequence.tokens[position + 1]
+                plan.add_readout(span.first_row + position - start, ReadoutKind.SCORE, sequence, target)
+                span.num_scores += 1
+        else:
+            if sequence.request.pooling is Pooling.LAST:
+                begin = max(begin, sequence.num_prompt - 1)
+            if begin < end_read:
+                plan.pools.append(Pool(sequence, span.first_row + begin - start, end_read - begin))
+        sequence.num_scored = max(sequence.num_scored, end)
+
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
-        events: list[TokenEvent] = []
+        events = self._pooled(plan, result, now) if plan.pools else []
         memory, num_sampled = self.state.memory, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
@@ -241,6 +255,17 @@ class Scheduler:
                 if sequence.status is not RUNNING:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
+        return events
+
+    @staticmethod
+    def _pooled(plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
+        events = []
+        for pool, pooled in zip(plan.pools, result.pooled, strict=True):
+            sequence = pool.sequence
+            if sequence.status is not FINISHED:
+                queued_s = sequence.queued_s or 0.0
+                event = TokenEvent(sequence.request.id, sequence.choice, time_s=now, queued_s=queued_s, pooled=pooled)
+                events.append(event)
         return events
 
     def _advance(
@@ -269,7 +294,7 @@ class Scheduler:
                 elif result.forced and readout in result.forced:
                     forced, reason = self._take_forced(sequence, result.forced[readout])
                     tokens += forced
-        if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.limit - 1:
+        if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.last:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._finish(sequence)
@@ -288,6 +313,7 @@ class Scheduler:
             now,
             sequence.queued_s,
             error,
+            None,
         )
         return tuple.__new__(TokenEvent, fields)  # what TokenEvent(*fields) does, at half the price
 

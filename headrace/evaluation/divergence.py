@@ -89,6 +89,9 @@ class LogitTap:
     def apply(self, copies: Iterable[Copy]) -> None:
         self._backend.apply(copies)
 
+    def hidden(self, first: int, count: int) -> NDArray[np.float32]:
+        return self._backend.hidden(first, count)
+
     def run(self, inputs: BatchInputs) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         for rows, logits in self._backend.run(inputs):
             self.rows.extend(np.array(logits[:, : self._vocab_size]))  # a copy: backends reuse their buffers

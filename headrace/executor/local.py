@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -34,6 +35,10 @@ class Backend(Protocol):
         """Compute the step now; logits [rows, vocab] come in tiles of readouts, each valid until the next."""
         ...
 
+    def hidden(self, first: int, count: int) -> NDArray[np.float32]:
+        """Hidden states [count, width] of rows of the step that ran last: what the head multiplies by its matrix."""
+        ...
+
 
 class Finished:
     """A step that was computed in `launch`."""
@@ -45,6 +50,10 @@ class Finished:
 
     def result(self) -> StepResult:
         return self._result
+
+
+def pooled_sum(hidden: NDArray[np.float32]) -> array[float]:
+    return array("d", hidden.sum(axis=0, dtype=np.float64).tobytes())
 
 
 class LocalExecutor:
@@ -77,7 +86,8 @@ class LocalExecutor:
                 logprobs.append(logprob)
         self._last_tokens = tokens
         forced, errors = follow(matchers, plan.readout_sequences, tokens) if matchers else (None, None)
-        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, forced, errors))
+        pooled = [pooled_sum(self._backend.hidden(pool.first_row, pool.count)) for pool in plan.pools]
+        return Finished(StepResult(tokens, logprobs, time.perf_counter() - start_s, forced, errors, pooled))
 
     @staticmethod
     def _read(
@@ -92,14 +102,13 @@ class LocalExecutor:
         kind = ReadoutKind(plan.readout_kinds[readout])
         if kind is ReadoutKind.SCORE:
             target = plan.readout_targets[readout]
-            return target, token_logprob(logits, target, params.num_logprobs or 0)
-        if kind is not ReadoutKind.SAMPLE:
-            raise NotImplementedError(f"readout {kind.name} is not computed by this executor")
+            return target, token_logprob(logits, target, sequence.request.prompt_top)
         row = plan.readout_rows[readout]
         position = plan.positions[row]
         # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.
         last_token = int(inputs.token_ids[row])
-        history = [*sequence.tokens[:position], last_token] if params.has_penalties else None
+        needs_history = params.has_penalties or params.has_dry
+        history = [*sequence.tokens[:position], last_token] if needs_history else None
         allowed = None
         if sequence.request.grammar is not None:
             matcher = matchers[readout] = matcher_at(sequence, position + 1, last_token)

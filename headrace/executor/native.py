@@ -19,7 +19,9 @@ from headrace.core.randomness import uniform
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import Sequence
 from headrace.executor.constraints import Mask, follow, mask_of, matcher_at, words_of
-from headrace.executor.local import Finished
+from headrace.executor.dry import dry_penalties
+from headrace.executor.local import Finished, pooled_sum
+from headrace.executor.sampler import xtc_threshold
 
 
 class NativeExecutor:
@@ -52,13 +54,14 @@ class NativeExecutor:
         self._model.step(inputs, readouts)
         self._last_tokens = tokens = readouts.tokens.tolist()
         forced, errors = follow(matchers, step.sequences, tokens) if matchers else (None, None)
-        return StepResult(tokens, _logprobs(readouts), time.perf_counter() - start_s, forced, errors)
+        pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
+        return StepResult(tokens, _logprobs(readouts), time.perf_counter() - start_s, forced, errors, pooled)
 
 
 class _Step:
     """What a step needs of its plan, copied: the plan's tables go on changing."""
 
-    __slots__ = ("copies", "inputs", "kinds", "rows", "sequences", "targets")
+    __slots__ = ("copies", "inputs", "kinds", "pools", "rows", "sequences", "targets")
 
     def __init__(self, plan: StepPlan) -> None:
         self.inputs = BatchInputs.from_plan(plan)
@@ -67,6 +70,7 @@ class _Step:
         self.targets = np.array(plan.readout_targets, np.int32)
         self.sequences = plan.readout_sequences
         self.rows = plan.readout_rows
+        self.pools = plan.pools
 
 
 def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[int, Matcher]) -> Readouts:
@@ -93,13 +97,15 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
             if not params.is_greedy:
                 draw = uniform(params.seed, sequence.choice, position)
                 numbers[readout, :5] = (params.temperature, params.top_k, params.top_p, params.min_p, draw)
+                if params.typical_p < 1.0 or params.xtc_probability > 0.0:
+                    numbers[readout, 8:] = (params.typical_p, xtc_threshold(params, sequence.choice, position))
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-            numbers[readout, 5:] = penalties
+            numbers[readout, 5:8] = penalties
             lists.skip_to(readout)
             lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
-            wanted = params.num_logprobs or 0
+            wanted = sequence.request.prompt_top
         num_top[readout] = wanted
         max_top = max(max_top, wanted)
     lists.skip_to(count)
@@ -157,7 +163,11 @@ class _IdLists:
         else:
             self.add()
             self.add()
-        self.add([token for token, _ in params.logit_bias], [bias for _, bias in params.logit_bias])
+        biases = params.logit_bias
+        if params.has_dry:
+            dry = dry_penalties([*sequence.tokens[: position - 1], last_token], params)
+            biases = (*((token, -penalty) for token, penalty in dry.items()), *biases)
+        self.add([token for token, _ in biases], [bias for _, bias in biases])
         # As in the reference sampler, a ban that would leave no token does not hold. A grammar's mask has it already.
         is_early = position - sequence.num_prompt < params.min_tokens and sequence.request.grammar is None
         self.add(params.stop_token_ids if is_early and len(params.stop_token_ids) < vocab_size else ())

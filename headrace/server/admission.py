@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.randomness import draw_seed
-from headrace.core.request import Request
+from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.errors import ApiError, bad_request, show
 from headrace.server.generation import ParserOfReplies, TextOptions
 from headrace.server.limits import CallLimits
-from headrace.server.protocol import ChatRequest, CompletionRequest, Message, Sampling, TokenizeRequest, message_content
+from headrace.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Message,
+    RenderRequest,
+    Sampling,
+    TokenizeRequest,
+    message_content,
+)
+from headrace.server.ranking import Ranking
 from headrace.server.structure import ReplyRule, rule_of_chat, rule_of_completion
+from headrace.text.breakers import DEFAULT_BREAKERS, tokens_containing
 from headrace.text.chat import ChatPrompt, encode_chat
 from headrace.text.chat_template import TemplateError
 from headrace.text.tools.base import ReplyParser, ToolParser
@@ -42,6 +53,10 @@ class Job:
     """What all replies have to follow, to be compiled."""
     only_echo: bool = False
     """The reply is the prompt itself: nothing is computed."""
+    num_prompt_top: int | None = None
+    """The prompts' logprobs are part of the reply, with those of so many most probable tokens."""
+    timings: bool = False
+    """How long things took is part of the reply."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,7 +72,9 @@ def check_model(name: str | None, served: Sequence[str]) -> None:
         )
 
 
-def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str) -> Job:
+def prepare_chat(
+    call: ChatRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str, *, arrival_s: float
+) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
     if call.top_logprobs is not None and not call.logprobs:
@@ -70,8 +87,24 @@ def prepare_chat(call: ChatRequest, call_id: str, deployment: Deployment, limits
     choice = parse_choice(call.tool_choice, tools)
     prompt = encode_messages(call.messages, deployment, choice.tools)
     options = replace(options, parser=_parser_of(choice, deployment, prompt.text))
-    request = Request(call_id, tuple(prompt.ids), sampling, num_choices, tenant=tenant, cache_salt=tenant)
-    return Job((request,), (options,), num_choices, rule_of_chat(call, choice, deployment, prompt.text))
+    num_prompt_top = _num_prompt_top(call, limits)
+    request = Request(
+        call_id,
+        tuple(prompt.ids),
+        sampling,
+        num_choices,
+        score_prompt=num_prompt_top is not None,
+        num_prompt_top=num_prompt_top,
+        **_service(call, tenant, arrival_s),
+    )
+    return Job(
+        (request,),
+        (options,),
+        num_choices,
+        rule=rule_of_chat(call, choice, deployment, prompt.text),
+        num_prompt_top=num_prompt_top,
+        timings=bool(call.timings),
+    )
 
 
 def _parser_of(choice: ToolChoice, deployment: Deployment, prompt: str) -> ParserOfReplies | None:
@@ -101,11 +134,21 @@ def limit_of(call: ChatRequest) -> tuple[int | None, str]:
     return older, "max_tokens"
 
 
+def ranking_of(call: CompletionRequest) -> Ranking | None:
+    """None where every choice that is computed is returned. Its numbers are judged in `prepare_completion`."""
+    n = 1 if call.n is None else call.n
+    return None if call.best_of is None or call.best_of == n else Ranking(call.best_of, n)
+
+
 def prepare_completion(
-    call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str
+    call: CompletionRequest, call_id: str, deployment: Deployment, limits: CallLimits, tenant: str, *, arrival_s: float
 ) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
+    ranking = ranking_of(call)
+    if ranking is not None:
+        _check_ranking(ranking, bool(call.stream), limits)
+        num_choices = ranking.num_candidates
     if len(call.prompt) > limits.max_prompts:
         raise bad_request(
             "invalid_value",
@@ -114,17 +157,35 @@ def prepare_completion(
         )
     num_logprobs = None if call.logprobs is None else _num_logprobs(call.logprobs, "logprobs", limits)
     echo = bool(call.echo)
+    is_scored = echo and num_logprobs is not None
+    num_prompt_top = _num_prompt_top(call, limits)
     stops = _stops(call, limits)
     sampling = _sampling(call, call.max_tokens, num_logprobs, deployment, limits)
     if call.max_tokens == 0 and echo and num_choices > 1:
-        raise bad_request("invalid_value", f"n is {num_choices}; with max_tokens 0 all choices are the prompt.", "n")
+        name = "n" if ranking is None else "best_of"
+        raise bad_request(
+            "invalid_value", f"{name} is {num_choices}; with max_tokens 0 all choices are the prompt.", name
+        )
+    if ranking is not None and num_logprobs is None:
+        sampling = replace(sampling, num_logprobs=0)
     requests, options = [], []
     for i, text in enumerate(call.prompt):
         prompt, has_bos = _prompt_ids(text, call.add_special_tokens is not False, deployment)
+        if call.suffix:
+            prompt = _with_gap(prompt, has_bos, call.suffix, echo, deployment)
         shown = None
         if echo:
             shown = text if isinstance(text, str) else deployment.tokenizer.decode(prompt)
-        options.append(TextOptions(stops, sampling.min_tokens, num_logprobs is not None, shown, has_bos))
+        options.append(
+            TextOptions(
+                stops,
+                sampling.min_tokens,
+                sampling.num_logprobs is not None,
+                ranked=ranking is not None,
+                echo=shown,
+                has_bos=has_bos,
+            )
+        )
         requests.append(
             Request(
                 f"{call_id}-{i}" if len(call.prompt) > 1 else call_id,
@@ -132,13 +193,57 @@ def prepare_completion(
                 # A given seed is every prompt's, so that a reply is the same alone and in a list.
                 sampling if call.seed is not None else replace(sampling, seed=draw_seed()),
                 num_choices,
-                score_prompt=echo and num_logprobs is not None,
-                tenant=tenant,
-                cache_salt=tenant,
+                score_prompt=is_scored or num_prompt_top is not None,
+                num_prompt_top=None if num_prompt_top is None else max(num_prompt_top, num_logprobs or 0),
+                **_service(call, tenant, arrival_s),
             )
         )
-    only_echo = echo and call.max_tokens == 0 and num_logprobs is None
-    return Job(tuple(requests), tuple(options), num_choices, rule_of_completion(call), only_echo)
+    only_echo = echo and call.max_tokens == 0 and num_logprobs is None and num_prompt_top is None
+    return Job(
+        tuple(requests),
+        tuple(options),
+        num_choices,
+        rule=rule_of_completion(call),
+        only_echo=only_echo,
+        num_prompt_top=num_prompt_top,
+        timings=bool(call.timings),
+    )
+
+
+def check_inputs(call: EmbeddingRequest, limits: CallLimits) -> None:
+    """Ahead of the queue, which would refuse so many as if it were only full now. Raises `ApiError` (400)."""
+    if len(call.input) > limits.max_inputs:
+        raise bad_request(
+            "invalid_value",
+            f"input is a list of {len(call.input)} texts; one call may bring at most {limits.max_inputs}.",
+            "input",
+        )
+
+
+def prepare_embedding(
+    call: EmbeddingRequest, call_id: str, deployment: Deployment, tenant: str, *, arrival_s: float
+) -> Job:
+    """One request per input. Raises `ApiError` or `RequestError` for whatever the client has to change."""
+    if call.dimensions is not None and call.dimensions > deployment.hidden_size:
+        raise bad_request(
+            "invalid_value",
+            f"dimensions is {call.dimensions}; this model's embeddings have {deployment.hidden_size}.",
+            "dimensions",
+        )
+    sampling = SamplingParams(max_tokens=0, temperature=0.0)
+    requests = []
+    for i, text in enumerate(call.input):
+        prompt, _ = _prompt_ids(text, call.add_special_tokens is not False, deployment, "input")
+        requests.append(
+            Request(
+                f"{call_id}-{i}",
+                prompt,
+                sampling,
+                pooling=Pooling(call.pooling or "mean"),
+                **_service(call, tenant, arrival_s),
+            )
+        )
+    return Job(tuple(requests), (TextOptions(),) * len(requests), 1)
 
 
 def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
@@ -154,6 +259,11 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
             call.prompt, add_special_tokens=call.add_special_tokens is not False, parse_special=True
         )
     )
+
+
+def render(call: RenderRequest, deployment: Deployment) -> str:
+    """The text that the chat template makes of a conversation. Raises as `encode_messages`."""
+    return encode_messages(call.messages, deployment, parse_tools(call.tools)).text
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -229,22 +339,45 @@ def _only_for(role: str, message: Message, field: str, where: str) -> None:
         )
 
 
-def _prompt_ids(text: str | tuple[int, ...], add_special: bool, deployment: Deployment) -> tuple[tuple[int, ...], bool]:
+def _prompt_ids(
+    text: str | tuple[int, ...], add_special: bool, deployment: Deployment, param: str = "prompt"
+) -> tuple[tuple[int, ...], bool]:
     """(ids, whether the first is a BOS that the text does not show)."""
     tokenizer = deployment.tokenizer
     if not isinstance(text, str):
-        check_ids(text, deployment.vocab_size, "prompt")
+        check_ids(text, deployment.vocab_size, param)
         return text, False
-    _check_size(text, "prompt", deployment)
+    _check_size(text, param, deployment)
     ids = tuple(tokenizer.encode(text, add_special_tokens=add_special, parse_special=True))
     if not ids:
         raise bad_request(
             "invalid_value",
-            "prompt is empty, and this model has no token to begin a text with; give it some text.",
-            "prompt",
+            f"{param} is empty, and this model has no token to begin a text with; give it some text.",
+            param,
         )
-    check_encoded(ids, deployment, "prompt")
+    check_encoded(ids, deployment, param)
     return ids, add_special and ids[0] == tokenizer.bos_id
+
+
+def _with_gap(
+    prompt: tuple[int, ...], has_bos: bool, suffix: str, echo: bool, deployment: Deployment
+) -> tuple[int, ...]:
+    """The ids of a prompt that the reply leads over to `suffix`."""
+    fill_in = deployment.tokenizer.fill_in
+    if fill_in is None:
+        raise bad_request(
+            "unsupported_parameter",
+            f"suffix is {show(suffix)}, and {deployment.name} has no fill-in tokens: it cannot write what stands "
+            "before a given text. Leave suffix out.",
+            "suffix",
+        )
+    if echo:
+        raise bad_request("invalid_value", "suffix and echo exclude each other: leave one of them out.", "suffix")
+    _check_size(suffix, "suffix", deployment)
+    after = deployment.tokenizer.encode(suffix, parse_special=True)
+    check_encoded(after, deployment, "suffix")
+    begin = int(has_bos)
+    return (*prompt[:begin], *fill_in.arrange(prompt[begin:], after))
 
 
 def check_encoded(ids: Sequence[int], deployment: Deployment, param: str) -> None:
@@ -283,6 +416,18 @@ def _num_chars(value: object) -> int:
     return sum(map(_num_chars, value)) if isinstance(value, list) else 0
 
 
+def _service(call: Sampling | EmbeddingRequest, tenant: str, arrival_s: float) -> dict[str, Any]:
+    """The fields of a call's requests that say how the engine is to serve them."""
+    salt = call.cache_salt if isinstance(call, Sampling) else None
+    return {
+        "tenant": tenant,
+        "priority": call.priority or 0,
+        "deadline_s": None if call.deadline_ms is None else arrival_s + call.deadline_ms / 1e3,
+        # A tenant's name has no slash: no two tenants can come to the same salt, whatever they write.
+        "cache_salt": tenant if salt is None else f"{tenant}/{salt}",
+    }
+
+
 def _num_choices(call: Sampling, limits: CallLimits) -> int:
     n = 1 if call.n is None else call.n
     if not 1 <= n <= limits.max_choices:
@@ -290,10 +435,36 @@ def _num_choices(call: Sampling, limits: CallLimits) -> int:
     return n
 
 
+def _check_ranking(ranking: Ranking, stream: bool, limits: CallLimits) -> None:
+    best_of, n = ranking.num_candidates, ranking.num_kept
+    if not n < best_of <= limits.max_choices:
+        raise bad_request(
+            "invalid_value",
+            f"best_of is {best_of} and n is {n}; best_of must be between n and {limits.max_choices}.",
+            "best_of",
+        )
+    if stream:
+        raise bad_request(
+            "invalid_value",
+            f"best_of is {best_of}; which choices are best is known at the end only: leave out stream or best_of.",
+            "best_of",
+        )
+
+
 def _num_logprobs(count: int, name: str, limits: CallLimits) -> int:
     if count > limits.max_logprobs:
         raise bad_request("invalid_value", f"{name} is {count}; it must be at most {limits.max_logprobs}.", name)
     return count
+
+
+def _num_prompt_top(call: Sampling, limits: CallLimits) -> int | None:
+    if call.prompt_logprobs is None:
+        return None
+    if call.stream:
+        raise bad_request(
+            "invalid_value", "prompt_logprobs come with a whole reply only: leave out stream.", "prompt_logprobs"
+        )
+    return _num_logprobs(call.prompt_logprobs, "prompt_logprobs", limits)
 
 
 def _stops(call: Sampling, limits: CallLimits) -> tuple[str, ...]:
@@ -310,6 +481,26 @@ def _stops(call: Sampling, limits: CallLimits) -> tuple[str, ...]:
                 "stop",
             )
     return stops
+
+
+def _dry_breakers(call: Sampling, deployment: Deployment, limits: CallLimits) -> frozenset[int] | None:
+    """None where there is no repeat to break."""
+    strings = DEFAULT_BREAKERS if call.dry_sequence_breakers is None else call.dry_sequence_breakers
+    if len(strings) > limits.max_stops:
+        raise bad_request(
+            "invalid_value",
+            f"dry_sequence_breakers has {len(strings)} strings; at most {limits.max_stops} are allowed.",
+            "dry_sequence_breakers",
+        )
+    for string in strings:
+        if not 1 <= len(string) <= limits.max_stop_chars:
+            raise bad_request(
+                "invalid_value",
+                f"dry_sequence_breakers has a string of {len(string)} characters; each must have 1 to "
+                f"{limits.max_stop_chars}.",
+                "dry_sequence_breakers",
+            )
+    return tokens_containing(deployment.tokenizer, strings) if call.dry_multiplier else None
 
 
 def _sampling(
@@ -341,13 +532,21 @@ def _sampling(
             f"min_tokens is {call.min_tokens}, more than the {max_tokens} of {limit_name}.",
             "min_tokens",
         )
-    given = {
+    given: dict[str, Any] = {
         "temperature": call.temperature,
         "top_p": call.top_p,
         "min_p": call.min_p,
         "presence_penalty": call.presence_penalty,
         "frequency_penalty": call.frequency_penalty,
         "repetition_penalty": call.repetition_penalty,
+        "typical_p": call.typical_p,
+        "xtc_probability": call.xtc_probability,
+        "xtc_threshold": call.xtc_threshold,
+        "dry_multiplier": call.dry_multiplier,
+        "dry_base": call.dry_base,
+        "dry_allowed_length": call.dry_allowed_length,
+        "dry_range": call.dry_range,
+        "dry_breakers": _dry_breakers(call, deployment, limits),
     }
     return SamplingParams(
         max_tokens=max_tokens,

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.core.errors import HeadraceError
-from headrace.server import admission, protocol, system
+from headrace.server import admission, openapi, protocol, system
+from headrace.server.embeddings import EmbeddingWriter
 from headrace.server.errors import ApiError, as_api_error, handle_http_exception
 from headrace.server.guard import ApiKeyGuard
 from headrace.server.limits import CallLimits
@@ -70,19 +71,22 @@ def create_app(
     if api_keys:
         app.add_middleware(ApiKeyGuard, keys=tuple(api_keys))
 
-    handlers = Handlers(service)
+    handlers = Handlers(service, has_keys=bool(api_keys))
     for method, path, handler in (
         ("POST", "/v1/chat/completions", handlers.chat),
         ("POST", "/v1/completions", handlers.completions),
+        ("POST", "/v1/embeddings", handlers.embeddings),
         ("GET", "/v1/models", handlers.models),
         ("GET", "/v1/models/{name:path}", handlers.model),
         ("POST", "/tokenize", handlers.tokenize),
         ("POST", "/detokenize", handlers.detokenize),
         ("GET", "/tokenizer_info", handlers.tokenizer_info),
+        ("POST", "/render", handlers.render),
         ("GET", "/health", handlers.health),
         ("GET", "/ready", handlers.ready),
         ("GET", "/metrics", handlers.metrics),
         ("GET", "/version", handlers.version),
+        ("GET", "/openapi.json", handlers.openapi),
     ):
         methods = ["GET", "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, handler, methods=methods, response_model=None)
@@ -92,8 +96,10 @@ def create_app(
 class Handlers:
     """One method per path. None of them waits for the engine except by awaiting a generation."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, has_keys: bool) -> None:
         self._service = service
+        self._has_keys = has_keys
+        self._described: openapi.Schema | None = None
 
     async def chat(self, request: Request) -> Response:
         start_s = arrival()
@@ -101,10 +107,18 @@ class Handlers:
         call = await self._parse(protocol.ChatRequest, request)
         admission.check_model(call.model, service.names)
         header = self._header("chatcmpl", call)
-        prepare = partial(admission.prepare_chat, call, header.id, service.deployment, service.limits, _tenant(request))
+        prepare = partial(
+            admission.prepare_chat,
+            call,
+            header.id,
+            service.deployment,
+            service.limits,
+            _tenant(request),
+            arrival_s=start_s,
+        )
         writer = ChatWriter(header, service.deployment.tokenizer, bool(call.logprobs))
         names = {"prompt": "messages", "max_tokens": admission.limit_of(call)[1]}
-        plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), header.include_usage, start_s)
+        plan = Plan(header.id, 1, prepare, names, writer, bool(call.stream), start_s)
         return GenerationReply(service, plan)
 
     async def completions(self, request: Request) -> Response:
@@ -114,13 +128,37 @@ class Handlers:
         admission.check_model(call.model, service.names)
         header = self._header("cmpl", call)
         prepare = partial(
-            admission.prepare_completion, call, header.id, service.deployment, service.limits, _tenant(request)
+            admission.prepare_completion,
+            call,
+            header.id,
+            service.deployment,
+            service.limits,
+            _tenant(request),
+            arrival_s=start_s,
         )
-        writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs)
-        names = {"messages": "prompt"}
-        plan = Plan(
-            header.id, len(call.prompt), prepare, names, writer, bool(call.stream), header.include_usage, start_s
+        ranking = admission.ranking_of(call)
+        writer = CompletionWriter(header, service.deployment.tokenizer, call.logprobs, ranking)
+        names = {"messages": "prompt"} | ({"n": "best_of"} if ranking else {})
+        plan = Plan(header.id, len(call.prompt), prepare, names, writer, bool(call.stream), start_s)
+        return GenerationReply(service, plan)
+
+    async def embeddings(self, request: Request) -> Response:
+        start_s = arrival()
+        service = self._service
+        call = await self._parse(protocol.EmbeddingRequest, request)
+        admission.check_model(call.model, service.names)
+        admission.check_inputs(call, service.limits)
+        call_id = f"embd-{uuid.uuid4().hex}"
+        prepare = partial(
+            admission.prepare_embedding,
+            call,
+            call_id,
+            service.deployment,
+            _tenant(request),
+            arrival_s=start_s,
         )
+        writer = EmbeddingWriter(call.model or service.names[0], call.encoding_format == "base64", call.dimensions)
+        plan = Plan(call_id, len(call.input), prepare, {"prompt": "input"}, writer, False, start_s)
         return GenerationReply(service, plan)
 
     async def models(self, request: Request) -> Response:
@@ -158,6 +196,14 @@ class Handlers:
         texts = {name: None if token is None else tokenizer.text_of(token) for name, token in names.items()}
         return _json({**texts, "pad_token": None, "chat_template": None if template is None else template.source})
 
+    async def render(self, request: Request) -> Response:
+        service = self._service
+        call = await self._parse(protocol.RenderRequest, request)
+        admission.check_model(call.model, service.names)
+        with service.call(), service.entering(1):
+            text = await service.in_text_pool(admission.render, call, service.deployment)
+        return _json({"prompt": text})
+
     async def health(self, request: Request) -> Response:
         """200 while the engine lives, whatever it is doing."""
         if not self._service.engine.is_alive:
@@ -174,6 +220,13 @@ class Handlers:
 
     async def version(self, request: Request) -> Response:
         return _json({"version": system.version(), "instruction_sets": system.instruction_sets()})
+
+    async def openapi(self, request: Request) -> Response:
+        if self._described is None:
+            self._described = await self._service.in_text_pool(
+                openapi.document, system.version(), self._service.limits, has_keys=self._has_keys
+            )
+        return _json(self._described)
 
     async def _parse(self, kind: type[protocol.Body], request: Request) -> protocol.Body:
         service = self._service

@@ -117,6 +117,12 @@ class Deployment:
         return min(self.tokenizer.vocab_size, self.description.vocab_size)
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of an embedding."""
+        program = self.description.program
+        return program.widths[program.head[0].output]
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a reply."""
         return frozenset(token for token in self.tokenizer.eos_ids if token < self.vocab_size)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class EventSink(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Submit:
     requests: Sequence[Request]
-    verdict: asyncio.Future[None]
+    verdict: asyncio.Future[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._stopping = False  # guarded by _wake
         self._sinks: dict[str, EventSink] = {}  # request id -> sink; event loop only
-        self._undecided: set[asyncio.Future[None]] = set()  # submitted, not yet read by the engine; event loop only
+        self._undecided: set[asyncio.Future[float]] = set()  # submitted, not yet read by the engine; event loop only
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self.stats: EngineStats = engine.stats()
@@ -87,8 +88,8 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self.failure is None and self._thread.is_alive()
 
-    async def submit(self, requests: Sequence[Request], sink: EventSink) -> None:
-        """Hand over requests, all or none; `sink` gets their events until `release`.
+    async def submit(self, requests: Sequence[Request], sink: EventSink) -> float:
+        """Hand over requests, all or none; `sink` gets their events until `release`. Returns when the engine took them.
 
         Raises the engine's `RequestError` for the first one refused, `EngineFailure` when the engine is gone.
         """
@@ -100,7 +101,7 @@ class EngineThread:
             self._sinks[request.id] = sink
         self._post(_Submit(requests, verdict))
         try:
-            await verdict
+            return await verdict
         except BaseException as error:
             self.release(requests)
             if isinstance(error, asyncio.CancelledError):  # the engine may have taken them already
@@ -167,7 +168,7 @@ class EngineThread:
 
     def _read(self, messages: list[_Submit | _Abort]) -> None:
         assert self._loop is not None, "start() sets it before the thread runs"
-        verdicts: list[tuple[asyncio.Future[None], RequestError | None]] = []
+        verdicts: list[tuple[asyncio.Future[float], RequestError | float]] = []
         for message in messages:
             if isinstance(message, _Abort):
                 self._engine.abort(message.request_id, message.choice)
@@ -177,7 +178,8 @@ class EngineThread:
         if verdicts:  # now, not after the step: a refusal should not wait for somebody's long prompt
             self._loop.call_soon_threadsafe(_resolve, verdicts)
 
-    def _submit(self, requests: Sequence[Request]) -> RequestError | None:
+    def _submit(self, requests: Sequence[Request]) -> RequestError | float:
+        now = time.monotonic()
         for i, request in enumerate(requests):
             try:
                 self._engine.submit(request)
@@ -185,14 +187,14 @@ class EngineThread:
                 for accepted in requests[:i]:
                     self._engine.abort(accepted.id)
                 return error
-        return None
+        return now
 
 
-def _resolve(verdicts: Iterable[tuple[asyncio.Future[None], Exception | None]]) -> None:
-    for future, error in verdicts:
+def _resolve(verdicts: Iterable[tuple[asyncio.Future[float], Exception | float]]) -> None:
+    for future, verdict in verdicts:
         if future.done():  # its caller has gone
             continue
-        if error is None:
-            future.set_result(None)
+        if isinstance(verdict, Exception):
+            future.set_exception(verdict)
         else:
-            future.set_exception(error)
+            future.set_result(verdict)

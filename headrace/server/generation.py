@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
@@ -46,6 +49,8 @@ class TextOptions:
     min_tokens: int = 0
     """The text of earlier tokens is not searched for stops."""
     logprobs: bool = False
+    ranked: bool = False
+    """The mean logprob of each choice is wanted (with `logprobs` only)."""
     echo: str | None = None
     """The prompt's text, to be sent ahead of the reply (with its logprobs, where the request scores its prompt)."""
     has_bos: bool = False
@@ -90,6 +95,8 @@ class _Choice:
     num_tokens: int = 0
     num_decoded: int = 0
     num_emitted: int = 0
+    sum_logprobs: float = 0.0
+    num_summed: int = 0
     held: deque[tuple[ScoredToken, int]] = field(default_factory=deque)
     """Tokens not yet sent, with the end of their text."""
     is_started: bool = False
@@ -104,7 +111,10 @@ class TextStage:
         self._tokenizer = tokenizer
         self._options = options
         self._first_choice = first_choice
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of prompt tokens 1, 2, ...; complete before the first token."""
+        self.pooled: NDArray[np.float64] | None = None
+        """The sum of the prompt's hidden states, where these are asked for."""
         self._prompt_scored: tuple[ScoredToken, ...] | None = None
         self._choices = [
             _Choice(
@@ -123,10 +133,13 @@ class TextStage:
 
     def push(self, event: TokenEvent) -> Delta | None:
         """The text that `event` completes; None when there is nothing to tell."""
-        self._prompt_logprobs.extend(event.prompt_logprobs)
+        self.prompt_logprobs.extend(event.prompt_logprobs)
         self.num_cached = max(self.num_cached, event.num_cached)
         choice = self._choices[event.choice]
         if choice.is_over or not (event.tokens or event.finish_reason):
+            if event.pooled is not None:
+                piece = np.frombuffer(event.pooled)
+                self.pooled = piece if self.pooled is None else self.pooled + piece
             return None
         text, scored, matched, tokens = self._decode(choice, event)
         if not choice.is_started:
@@ -149,6 +162,16 @@ class TextStage:
         if choice.parser is not None:
             events = (*choice.parser.push(text), *(choice.parser.finish() if finish is not None else ()))
         return Delta(self._first_choice + event.choice, text, tuple(scored), tokens, finish, stop, events, cut)
+
+    @property
+    def mean_logprobs(self) -> dict[int, float]:
+        """Choice -> the mean logprob of its tokens, one that ended it included; empty unless ranked."""
+        if not self._options.ranked:
+            return {}
+        return {
+            self._first_choice + i: choice.sum_logprobs / max(choice.num_summed, 1)
+            for i, choice in enumerate(self._choices)
+        }
 
     def _decode(self, choice: _Choice, event: TokenEvent) -> tuple[str, list[ScoredToken], str | None, tuple[int, ...]]:
         """(text to send, its scored tokens, the stop string found, the tokens that count)."""
@@ -182,6 +205,9 @@ class TextStage:
             pieces.append(piece)
         text = "".join(pieces)
         choice.num_emitted += len(text)
+        if self._options.ranked:
+            choice.sum_logprobs += sum(entry.logprob for entry in event.logprobs[: len(tokens)])
+            choice.num_summed += len(tokens)
         is_last = event.finish_reason is not None or matched is not None
         return text, self._release(choice, everything=is_last and matched is None), matched, tokens
 
@@ -214,8 +240,14 @@ class TextStage:
             detokenizer = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=False)
             scored = []
             offset = 0
+            num_top = self._request.sampling.num_logprobs or 0
             for i, token in enumerate(self._request.prompt):
-                scored.append(ScoredToken(token, offset, self._prompt_logprobs[i - 1] if i else None))
+                logprob = self.prompt_logprobs[i - 1] if i else None
+                if (
+                    logprob is not None and len(logprob.top) > num_top
+                ):  # `prompt_logprobs` asked for more than `logprobs`
+                    logprob = replace(logprob, top=logprob.top[:num_top])
+                scored.append(ScoredToken(token, offset, logprob))
                 piece = detokenizer.push((token,))
                 offset += 0 if i == 0 and self._options.has_bos else len(piece)
             self._prompt_scored = tuple(scored)

@@ -14,8 +14,11 @@ class CallLimits:
     max_logprobs: int = 20
     """`top_logprobs` (chat) and `logprobs` (completions)."""
     max_stops: int = 16
+    """`stop`, and `dry_sequence_breakers`."""
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
     max_prompts: int = 64
     """Prompts in one completions call."""
+    max_inputs: int = 256
+    """Texts in one embeddings call."""
     max_body_bytes: int = 8 << 20

@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from headrace.server.errors import ApiError, bad_request, show
 
@@ -54,6 +54,40 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 _MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refusal"})
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+DeadlineMs = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]
+
+# What the validators below accept, for the API's own description (`headrace.server.openapi`).
+_STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_STOP: dict[str, Any] = {"anyOf": [{"type": "string"}, _STRINGS]}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        _STRINGS | {"minItems": 1},
+        _IDS | {"minItems": 1},
+        {"type": "array", "items": _IDS | {"minItems": 1}, "minItems": 1},
+    ]
+}
+_BIAS: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
+    "additionalProperties": False,
+}
+_CONTENT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+            },
+        },
+        {"type": "null"},
+    ]
+}
 
 
 def _stop(value: object) -> object:
@@ -64,8 +98,8 @@ def _stop(value: object) -> object:
     raise ValueError("a string or a list of strings is needed")
 
 
-def _texts(value: object) -> object:
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+def _strings(value: object) -> object:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise ValueError("a list of strings is needed")
 
@@ -122,7 +156,7 @@ class Message(_Model):
     """One message of a chat. Its content is text, or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Any = None
+    content: Annotated[Any, WithJsonSchema(_CONTENT)] = None
     name: str | None = None
     tool_calls: Any = None
     """Of an assistant: those its reply had."""
@@ -148,13 +182,24 @@ class Sampling(_Model):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """-1 and 0: all tokens."""
     min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_range: Count | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], BeforeValidator(_strings), WithJsonSchema(_STRINGS)] | None = None
+    """Texts that no repeat reaches over."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bias)] | None = None
+    prompt_logprobs: Count | None = None
+    """The logprob of every prompt token, and of so many most probable ones at its place."""
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bias), WithJsonSchema(_BIAS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] | None = None
-    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_ids)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop), WithJsonSchema(_STOP)] | None = None
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_ids), WithJsonSchema(_IDS)] | None = None
     ignore_eos: bool | None = None
     response_format: Any = None
     """{"type": "text" | "json_object" | "json_schema", "json_schema": {"name": ..., "schema": {...}}}."""
@@ -162,10 +207,18 @@ class Sampling(_Model):
     """Replies match it whole. Of this, `grammar`, `choice` and a JSON `response_format`, one may be given."""
     grammar: str | None = None
     """Lark or GBNF."""
-    choice: Annotated[tuple[str, ...], BeforeValidator(_texts)] | None = None
+    choice: Annotated[tuple[str, ...], BeforeValidator(_strings), WithJsonSchema(_STRINGS)] | None = None
     """Replies are one of these."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Priority | None = None
+    """Smaller is more urgent; default 0."""
+    deadline_ms: DeadlineMs | None = None
+    """From the call's arrival."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefixes are shared only among a tenant's calls with the same salt."""
+    timings: bool | None = None
+    """Whether the reply says how long its parts took."""
 
 
 class ChatRequest(Sampling):
@@ -183,11 +236,31 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: Annotated[tuple[Any, ...], BeforeValidator(_prompt)]
+    prompt: Annotated[tuple[Any, ...], BeforeValidator(_prompt), WithJsonSchema(_PROMPT)]
+    suffix: str | None = None
+    """What follows the reply; for models with fill-in tokens."""
+    best_of: Count | None = None
+    """Candidates of which the `n` likeliest are returned."""
     echo: bool | None = None
     logprobs: Count | None = None
     add_special_tokens: bool | None = None
     """Whether text prompts get the model's BOS token; default true."""
+
+
+class EmbeddingRequest(_Model):
+    """What is to be embedded, each text by itself."""
+
+    model: str | None = None
+    input: Annotated[tuple[Any, ...], BeforeValidator(_prompt), WithJsonSchema(_PROMPT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """The first so many numbers, normalised again."""
+    pooling: Literal["mean", "last"] | None = None
+    """Of the tokens' hidden states; default mean."""
+    add_special_tokens: bool | None = None
+    """Whether texts get the model's BOS token; default true."""
+    priority: Priority | None = None
+    deadline_ms: DeadlineMs | None = None
 
 
 class TokenizeRequest(_Model):
@@ -200,9 +273,17 @@ class TokenizeRequest(_Model):
     """For `prompt`: default true. Messages are what the template makes of them."""
 
 
+class RenderRequest(_Model):
+    """What a chat's prompt depends on."""
+
+    model: str | None = None
+    messages: Messages
+    tools: Any = None
+
+
 class DetokenizeRequest(_Model):
     model: str | None = None
-    tokens: Annotated[tuple[int, ...], BeforeValidator(_ids)]
+    tokens: Annotated[tuple[int, ...], BeforeValidator(_ids), WithJsonSchema(_IDS)]
 
 
 Body = TypeVar("Body", bound=_Model)
@@ -259,7 +340,7 @@ def _check_extra(kind: type[_Model], body: _Model) -> None:
             unknown[name] = value
             continue
         neutral = UNSUPPORTED[name]
-        if value in (None, "", [], {}) or value in neutral or (name == "best_of" and value == getattr(body, "n", None)):
+        if value in (None, "", [], {}) or value in neutral:
             continue
         allowed = f" Values without effect are allowed: {', '.join(map(repr, neutral))}." if neutral else ""
         raise bad_request(

@@ -59,7 +59,6 @@ class Plan:
     """The engine's names of parameters -> the client's, where they differ."""
     writer: Writer
     stream: bool
-    include_usage: bool
     arrival_s: float
 
 
@@ -120,7 +119,7 @@ class GenerationReply(Response):
             while deltas := await generation.next():
                 if data := writer.chunks(deltas):  # one write, however many choices got a token in this step
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            tail = writer.usage(generation.usage) if self._plan.include_usage else b""
+            tail = writer.tail(generation.outcome)
             self._is_complete = True
             await send({"type": "http.response.body", "body": tail + DONE})
         except Exception as error:  # the status has been sent: all that is left is to say so in the stream
@@ -133,7 +132,11 @@ class GenerationReply(Response):
         deltas: list[Delta] = []
         while new := await generation.next():
             deltas += new
-        body = self._plan.writer.whole(deltas, generation.usage)
+        outcome = generation.outcome
+        if outcome.scored_prompts or outcome.pooled:  # megabytes of numbers, of a long prompt or many inputs
+            body = await self._service.in_text_pool(self._plan.writer.whole, deltas, outcome)
+        else:
+            body = self._plan.writer.whole(deltas, outcome)
         self._is_complete = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Struct, UnsetType
+from numpy.typing import NDArray
 
+from headrace.core.result import TokenLogprob
 from headrace.server.generation import Delta, ScoredToken
+from headrace.server.ranking import Ranking
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import events as tools
 
@@ -100,16 +104,48 @@ class TextChoice(Struct):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """In the first choice of each prompt."""
 
 
-class Reply(Struct):
+class Timings(Struct):
+    """Of a whole call, by the engine's clock: queued until its first prompt began, and so on to its last token."""
+
+    queue_ms: float
+    prefill_ms: float
+    """To the first token."""
+    decode_ms: float
+    """From there to the last one."""
+    cached_tokens: int
+    tokens_per_second: float | None
+    """Of all choices together, while decoding; None where that took no time."""
+
+
+class PromptLogprob(Struct):
+    logprob: float
+    rank: int
+    """1: the most probable token."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""Per prompt token: its id and those of the most probable ones. None for the first: nothing precedes it."""
+
+
+C = TypeVar("C", ChatChoice, TextChoice)
+
+
+class Reply(Struct, Generic[C]):
     id: str
     object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
     created: int
     """Unix time, seconds."""
     model: str
-    choices: Sequence[ChatChoice | TextChoice]
+    choices: Sequence[C]
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Of a chat."""
+    timings: Timings | UnsetType = UNSET
 
 
 class Model(Struct):
@@ -147,6 +183,38 @@ def _folded(deltas: Sequence[Delta]) -> Folded:
     return Folded(text, scored, deltas[-1].finish_reason, reply)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    """Of tokens 1, 2, ..."""
+    num_top: int
+
+    def format(self, tokenizer: Tokenizer) -> PromptLogprobs:
+        formatted: PromptLogprobs = [None]
+        for scored in self.logprobs:
+            own = PromptLogprob(_finite(scored.logprob), scored.rank + 1, tokenizer.text_of(scored.token))
+            entry = {scored.token: own}
+            for rank, (token, logprob) in enumerate(scored.top[: self.num_top], 1):
+                entry.setdefault(token, PromptLogprob(_finite(logprob), rank, tokenizer.text_of(token)))
+            formatted.append(entry)
+        return formatted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is known at the end of a call besides its deltas."""
+
+    usage: Usage
+    mean_logprobs: Mapping[int, float] = field(default_factory=dict)
+    """Choice -> per token, where choices are ranked by it."""
+    scored_prompts: Sequence[ScoredPrompt] = ()
+    """One per prompt, where `prompt_logprobs` was asked for."""
+    timings: Timings | UnsetType = UNSET
+    pooled: Sequence[NDArray[np.float64]] = ()
+    """Per prompt the sum of its hidden states, where these were asked for."""
+
+
 class Writer(Protocol):
     """Turns the deltas of one call into bytes."""
 
@@ -154,11 +222,11 @@ class Writer(Protocol):
         """Server-sent events; empty when the deltas show nothing."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last event before the end, where the client asked for it."""
+    def tail(self, outcome: Outcome) -> bytes:
+        """The last event before the end, where the client asked for one."""
         ...
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         """The body of a reply that is not streamed."""
         ...
 
@@ -178,6 +246,14 @@ class Header:
     ) -> bytes:
         usage = None if self.include_usage else UNSET
         return event(_encode(Reply(self.id, object, self.created, self.model, (choice,), usage)))
+
+    def tail(self, object: Literal["chat.completion.chunk", "text_completion"], outcome: Outcome) -> bytes:
+        """A chunk without choices; empty where neither usage nor timings are wanted."""
+        if not self.include_usage and outcome.timings is UNSET:
+            return b""
+        usage = outcome.usage if self.include_usage else UNSET
+        last = Reply(self.id, object, self.created, self.model, (), usage, timings=outcome.timings)
+        return event(_encode(last))
 
 
 class ChatWriter:
@@ -223,11 +299,10 @@ class ChatWriter:
                     pieces.append(ChatMessage(tool_calls=[ToolCall(CalledFunction(text), index)]))
         return pieces or ([ChatMessage()] if delta.scored else [])
 
-    def usage(self, usage: Usage) -> bytes:
-        head = self._header
-        return event(_encode(Reply(head.id, "chat.completion.chunk", head.created, head.model, (), usage)))
+    def tail(self, outcome: Outcome) -> bytes:
+        return self._header.tail("chat.completion.chunk", outcome)
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
         choices = [
             ChatChoice(
                 index,
@@ -238,7 +313,12 @@ class ChatWriter:
             for index, folded in fold(deltas).items()
         ]
         head = self._header
-        return _encode(Reply(head.id, "chat.completion", head.created, head.model, choices, usage))
+        reply = Reply(
+            head.id, "chat.completion", head.created, head.model, choices, outcome.usage, timings=outcome.timings
+        )
+        for prompt in outcome.scored_prompts:
+            reply.prompt_logprobs = prompt.format(self._tokenizer)
+        return _encode(reply)
 
     def _chunk(
         self, choice: int, delta: ChatMessage, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
@@ -288,10 +368,13 @@ def _call_id() -> str:
 
 
 class CompletionWriter:
-    def __init__(self, header: Header, tokenizer: Tokenizer, num_logprobs: int | None) -> None:
+    def __init__(
+        self, header: Header, tokenizer: Tokenizer, num_logprobs: int | None, ranking: Ranking | None = None
+    ) -> None:
         self._header = header
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
+        self._ranking = ranking
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
         return b"".join(
@@ -303,17 +386,23 @@ class CompletionWriter:
             if delta.text or delta.scored or delta.finish_reason is not None
         )
 
-    def usage(self, usage: Usage) -> bytes:
-        head = self._header
-        return event(_encode(Reply(head.id, "text_completion", head.created, head.model, (), usage)))
+    def tail(self, outcome: Outcome) -> bytes:
+        return self._header.tail("text_completion", outcome)
 
-    def whole(self, deltas: Iterable[Delta], usage: Usage) -> bytes:
+    def whole(self, deltas: Iterable[Delta], outcome: Outcome) -> bytes:
+        replies = fold(deltas)
+        if self._ranking is not None:
+            replies = self._ranking.best(replies, outcome.mean_logprobs)
         choices = [
             TextChoice(index, folded.text, self._format(folded.scored), folded.finish_reason)
-            for index, folded in fold(deltas).items()
+            for index, folded in replies.items()
         ]
+        for i, prompt in enumerate(outcome.scored_prompts):
+            choices[i * len(choices) // len(outcome.scored_prompts)].prompt_logprobs = prompt.format(self._tokenizer)
         head = self._header
-        return _encode(Reply(head.id, "text_completion", head.created, head.model, choices, usage))
+        return _encode(
+            Reply(head.id, "text_completion", head.created, head.model, choices, outcome.usage, timings=outcome.timings)
+        )
 
     def _format(self, scored: Sequence[ScoredToken]) -> TextLogprobs | None:
         if self._num_logprobs is None:

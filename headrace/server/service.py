@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from msgspec import UNSET
+
 from headrace.core.events import TokenEvent
 from headrace.core.sequence import FinishReason
 from headrace.server.admission import Job
@@ -19,7 +21,7 @@ from headrace.server.errors import ApiError, bad_request
 from headrace.server.generation import Delta, TextStage
 from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
-from headrace.server.responses import PromptTokensDetails, Usage
+from headrace.server.responses import Outcome, PromptTokensDetails, ScoredPrompt, Timings, Usage
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
@@ -148,7 +150,7 @@ class Service:
                 generation.push(TokenEvent(request.id, 0, finish_reason=FinishReason.LENGTH))
             return generation
         try:
-            await self.engine.submit(job.requests, generation)
+            generation.submitted_s = await self.engine.submit(job.requests, generation)
         except EngineFailure as error:
             raise _as_server_error(error) from error
         self._generations.add(generation)
@@ -196,7 +198,13 @@ class Generation:
         self._num_open = len(job.requests) * job.num_choices
         self._token_s: dict[int, float] = {}
         """Choice -> time of its last token."""
+        self.submitted_s = arrival_s
+        """When the engine took the requests."""
         self._first_token_s: float | None = None
+        self._first_event: TokenEvent | None = None
+        """With the first token; without any, the end."""
+        self._last_s = 0.0
+        """Of the last end of a choice, on the engine's clock."""
         self._finish_reasons: list[str] = []
         self._is_closed = False
 
@@ -241,6 +249,8 @@ class Generation:
                 if delta.finish_reason == "error":
                     raise bad_request("grammar_failed", f"The reply cannot go on in its grammar: {event.error}.")
                 self._num_open -= 1
+                self._first_event = self._first_event or event
+                self._last_s = event.time_s
                 self._finish_reasons.append(delta.finish_reason)
             deltas.append(delta)
         return deltas
@@ -249,6 +259,7 @@ class Generation:
         metrics = self._service.metrics
         if self._first_token_s is None:
             self._first_token_s = now
+            self._first_event = event
             metrics.time_to_first_token.observe(now - self._arrival_s)
             metrics.queue.observe(event.queued_s)
         before = self._token_s.get(delta.choice)
@@ -262,6 +273,31 @@ class Generation:
         num_generated = sum(stage.num_generated for stage in self._stages.values())
         cached = PromptTokensDetails(sum(stage.num_cached for stage in self._stages.values()))
         return Usage(num_prompt, num_generated, num_prompt + num_generated, cached)
+
+    @property
+    def outcome(self) -> Outcome:
+        means = {choice: mean for stage in self._stages.values() for choice, mean in stage.mean_logprobs.items()}
+        scored = [
+            ScoredPrompt(request.prompt, self._stages[request.id].prompt_logprobs, self._job.num_prompt_top)
+            for request in self._job.requests
+            if self._job.num_prompt_top is not None
+        ]
+        pooled = [stage.pooled for stage in self._stages.values() if stage.pooled is not None]
+        return Outcome(self.usage, means, scored, self._timings() if self._job.timings else UNSET, pooled)
+
+    def _timings(self) -> Timings:
+        first, usage = self._first_event, self.usage
+        if first is None or self._job.only_echo:
+            return Timings(0.0, 0.0, 0.0, 0, None)
+        decode_s = self._last_s - first.time_s
+        num_decoded = usage.completion_tokens - self._job.num_choices  # the first token of each choice ends the prefill
+        return Timings(
+            queue_ms=1e3 * first.queued_s,
+            prefill_ms=1e3 * max(0.0, first.time_s - first.queued_s - self.submitted_s),
+            decode_ms=1e3 * decode_s,
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
+            tokens_per_second=num_decoded / decode_s if decode_s > 0 and num_decoded > 0 else None,
+        )
 
     def close(self, error: BaseException | None = None) -> None:
         """Give up what is unfinished, and account for the call, once. `error`: what ended it early, if anything did."""

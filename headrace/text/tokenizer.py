@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from headrace.text import byte_level
+from headrace.text.fill_in import FillIn, fill_in_of
 from headrace.text.matcher import TokenMatcher
 from headrace.text.sentencepiece import SPACE, SentencePiece
 
@@ -40,6 +41,7 @@ class Tokenizer:
         special_ids: the control tokens.
         drops_first_space: decoding drops one leading space, since encoding put one there (SentencePiece's rule).
         chat_template: Jinja source, None if the file has none.
+        fill_in: the tokens around a text with a gap, None where the model has none.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Tokenizer:
         drops_first_space: bool = False,
         chat_template: str | None = None,
         strips: Mapping[int, tuple[bool, bool]] | None = None,
+        fill_in: FillIn | None = None,
     ) -> None:
         """For the constructors below. `encode_ordinary(text, at_start)` never returns a control token.
 
@@ -76,6 +79,7 @@ class Tokenizer:
         self.special_ids = frozenset(control.ids.values())
         self.drops_first_space = drops_first_space
         self.chat_template = chat_template
+        self.fill_in = fill_in
         names = END_TEXTS & control.ids.keys()
         if "<|return|>" in names:  # Harmony: <|end|> only closes a channel, the turn goes on
             names -= {"<|end|>"}
@@ -250,6 +254,7 @@ def _from_gguf(metadata: Mapping[str, Any], eos_ids: Iterable[int]) -> Tokenizer
         suffix_ids=[eos_id] if get("add_eos_token", False) and eos_id is not None else [],
         drops_first_space=drops_first_space,
         chat_template=metadata.get("tokenizer.chat_template"),
+        fill_in=fill_in_of(ids, metadata),
     )
 
 
@@ -313,6 +318,7 @@ def _from_huggingface(
         drops_first_space=drops_first_space,
         chat_template=chat_template or template,
         strips={t: (entry.lstrip, entry.rstrip) for t, entry in special.items() if entry.lstrip or entry.rstrip},
+        fill_in=fill_in_of(ids),
     )
 
 

@@ -47,6 +47,20 @@ int32_t reference_sample(const std::vector<float>& logits, const SampleParams& p
         for (int32_t place : places) ids.push_back(kept[place]), weights.push_back(w[place]);
         kept = ids, w = weights;
     };
+    if (0 < p.typical_p && p.typical_p < 1) {
+        double total = 0, entropy = 0;
+        for (double v : w) total += v;
+        for (double v : w) entropy -= v > 0 ? v / total * std::log(v / total) : 0;
+        std::vector<int32_t> order(w.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::vector<double> distance;
+        for (double v : w) distance.push_back(std::fabs(-std::log(v / total) - entropy));
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return distance[a] < distance[b]; });
+        size_t count = 0;
+        for (double sum = 0; count < order.size() && sum < p.typical_p * total;) sum += w[order[count++]];
+        order.resize(count);
+        choose(order);
+    }
     if (p.top_p < 1) {
         std::vector<int32_t> order = falling(w);
         std::vector<double> sums;
@@ -59,6 +73,17 @@ int32_t reference_sample(const std::vector<float>& logits, const SampleParams& p
         std::vector<int32_t> places;
         for (size_t i = 0; i < w.size(); ++i)
             if (w[i] >= p.min_p * *std::max_element(w.begin(), w.end())) places.push_back((int32_t)i);
+        choose(places);
+    }
+    if (p.xtc_threshold > 0) {
+        double total = 0;
+        for (double v : w) total += v;
+        std::vector<int32_t> top, places;
+        for (int32_t place : falling(w))
+            if (w[place] >= p.xtc_threshold * total) top.push_back(place);
+        for (size_t i = 0; i < w.size(); ++i)
+            if (top.empty() || (int32_t)i == top.back() || std::find(top.begin(), top.end(), (int32_t)i) == top.end())
+                places.push_back((int32_t)i);
         choose(places);
     }
     std::vector<double> cumulative;
@@ -94,6 +119,8 @@ struct Row {
         params.top_k = pick(2) ? 0 : 1 + pick(std::min(vocab + 3, pick(2) ? 60 : 100000));
         params.top_p = pick(2) ? 1.0 : 0.02 + 0.98 * uniform(random);
         params.min_p = pick(3) ? 0.0 : uniform(random) * (pick(2) ? 1.0 : 0.05);
+        params.typical_p = pick(3) ? pick(2) : 0.02 + 0.98 * uniform(random);
+        params.xtc_threshold = pick(3) ? 0.0 : uniform(random) * (pick(2) ? 0.5 : 0.05);
         params.uniform = pick(10) == 0 ? 0.0 : uniform(random);
         params.repetition_penalty = params.frequency_penalty = 1;
         if (pick(2)) {
@@ -142,8 +169,9 @@ void check_sampler() {
         for (const Kernels* kernels : all_kernels()) {
             std::vector<double> scratch(kernels->sample_scratch(vocab), NAN);
             const int32_t got = kernels->sample_row(row.logits.data(), vocab, row.params, scratch.data());
-            EXPECT(got == right, "%s: row %d of %d: token %d, not %d (T %g, top-k %d, top-p %g, min-p %g, u %g)", kernels->name, i, vocab, got,
-                   right, row.params.temperature, row.params.top_k, row.params.top_p, row.params.min_p, row.params.uniform);
+            EXPECT(got == right, "%s: row %d of %d: token %d, not %d (T %g, top-k %d, typical-p %g, top-p %g, min-p %g, XTC %g, u %g)",
+                   kernels->name, i, vocab, got, right, row.params.temperature, row.params.top_k, row.params.typical_p, row.params.top_p,
+                   row.params.min_p, row.params.xtc_threshold, row.params.uniform);
         }
     }
     // Nothing allowed, and a number that sits at the end of the cumulative sum.
@@ -240,22 +268,22 @@ void run_times() {
             for (float& v : x) v = 2.5f * normal(random);
             for (int i = 0; i < 40; ++i) x[random() % vocab] = 17.0f - 0.2f * i;  // a few likely tokens, as in text
             std::vector<double> scratch(kernels->sample_scratch(vocab));
-            const auto sampling = [&](int top_k, double top_p, double min_p, double temperature) {
+            const auto sampling = [&](int top_k, double top_p, double min_p, double temperature, double typical_p = 1, double xtc = 0) {
                 SampleParams p{};
-                p.temperature = temperature, p.top_k = top_k, p.top_p = top_p, p.min_p = min_p, p.uniform = 0.37, p.repetition_penalty = 1;
+                p.temperature = temperature, p.top_k = top_k, p.top_p = top_p, p.min_p = min_p, p.uniform = 0.37, p.repetition_penalty = 1, p.typical_p = typical_p, p.xtc_threshold = xtc;
                 return median_us([&] { sink = kernels->sample_row(x.data(), vocab, p, scratch.data()); });
             };
             std::vector<int32_t> ids(20);
             std::vector<float> values(20);
             const double argmax = median_us([&] { sink = kernels->argmax(x.data(), vocab); });
             std::printf("%-7s %6d logits: argmax %5.1f us (%.0f GB/s, %.0f %% of reading as much again and again), log_sum_exp %5.1f us, "
-                        "rank %5.1f us, top 20 %5.1f us; sample: greedy %5.1f, plain %5.1f, top-k 50 %5.1f, top-k 50 + top-p %5.1f, top-p 0.9 %5.1f, min-p %5.1f us\n",
+                        "rank %5.1f us, top 20 %5.1f us; sample: greedy %5.1f, plain %5.1f, top-k 50 %5.1f, top-k 50 + top-p %5.1f, top-p 0.9 %5.1f, min-p %5.1f, typical-p 0.9 %5.1f, XTC %5.1f us\n",
                         kernels->name, vocab, argmax, 4e-3 * vocab / argmax, 0.4 * vocab / argmax / read_gbs((size_t)4 * vocab),
                         median_us([&] { sink = kernels->log_sum_exp(x.data(), vocab); }),
                         median_us([&] { sink = kernels->rank_of(x.data(), vocab, 7); }),
                         median_us([&] { kernels->top_k(x.data(), vocab, 20, ids.data(), values.data(), scratch.data()); }),
                         sampling(0, 1, 0, 0), sampling(0, 1, 0, 1), sampling(50, 1, 0, 1), sampling(50, 0.9, 0, 1), sampling(0, 0.9, 0, 1),
-                        sampling(0, 1, 0.05, 1));
+                        sampling(0, 1, 0.05, 1), sampling(0, 1, 0, 1, 0.9), sampling(0, 1, 0, 1, 1, 0.1));
         }
     }
 }

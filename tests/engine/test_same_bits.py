@@ -44,6 +44,12 @@ ROWS_AT_ONCE = 128
 """Rows whose sums are kept while a strip passes (native/linear_quantized.h)."""
 ISAS = tuple(_native.isas())
 """Of this processor, the best first; scalar last."""
+FILTERS: tuple[dict, ...] = (
+    {},
+    {"typical_p": 0.8},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1},
+)
 FAST_ISAS = ISAS[:-1] or ISAS
 
 
@@ -169,7 +175,7 @@ class Watched:
 
 def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
     """Requests, arrivals and machine all drawn from the seed. Returns what the steps were made of."""
-    rng = random.Random(seed)
+    rng, filters = random.Random(seed), random.Random(f"{seed} filters")
     vocab = native.program.vocab_size
     common = [rng.randrange(vocab) for _ in range(longest)]
     requests = []
@@ -184,6 +190,7 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
             repetition_penalty=rng.choice([1.0, 1.1]),
             seed=rng.randint(0, 5),
             num_logprobs=rng.choice([3, 3, None]),  # forced tokens are taken in one step only where none are wanted
+            **filters.choice(FILTERS),
         )
         grammar = PatternGrammar(rng.randint(0, 9), vocab) if rng.random() < 0.25 else None
         score_prompt = params.num_logprobs is not None and rng.random() < 0.15

@@ -9,21 +9,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.randomness import uniform
+from headrace.core.errors import InvalidRequest
+from headrace.core.randomness import coin, uniform
 from headrace.core.sampling import SamplingParams
-from headrace.executor.sampler import SampleRow, adjust, distribution, sample, token_logprob
+from headrace.executor.sampler import SampleRow, adjust, distribution, sample, token_logprob, xtc_threshold
 
 
 def row(params: SamplingParams, *, choice=0, position=10, num_prompt=4, history=None) -> SampleRow:
     return SampleRow(params, choice, position, num_prompt, history)
 
 
-def brute_force(logits: list[float], params: SamplingParams) -> dict[int, float]:
+def typical(ranked: list[int], weights: dict[int, float], mass: float) -> list[int]:
+    """Meister et al. 2022, equation 6; the result falls in probability, as `ranked` does."""
+    total = sum(weights[i] for i in ranked)
+    p = {i: weights[i] / total for i in ranked}
+    entropy = sum(-p[i] * math.log(p[i]) for i in ranked)
+    chosen: list[int] = []
+    for i in sorted(ranked, key=lambda i: (round(abs(-math.log(p[i]) - entropy), 9), i)):
+        if sum(weights[j] for j in chosen) >= mass * total:
+            break
+        chosen.append(i)
+    return [i for i in ranked if i in chosen]
+
+
+def brute_force(logits: list[float], params: SamplingParams, xtc: float = 0.0) -> dict[int, float]:
     """Probabilities by the definitions, with sorted lists and plain loops."""
     weights = {i: math.exp((x - max(logits)) / params.temperature) for i, x in enumerate(logits)}
     ranked = sorted(weights, key=lambda i: (-weights[i], i))
     if params.top_k:
         ranked = ranked[: params.top_k]
+    if params.typical_p < 1:
+        ranked = typical(ranked, weights, params.typical_p)
     total = sum(weights[i] for i in ranked)
     kept, mass = [], 0.0
     for i in ranked:
@@ -32,6 +48,9 @@ def brute_force(logits: list[float], params: SamplingParams) -> dict[int, float]
         kept.append(i)
         mass += weights[i]
     kept = [i for i in kept if weights[i] >= params.min_p * weights[kept[0]]]
+    total = sum(weights[i] for i in kept)
+    top = [i for i in kept if 0 < xtc <= weights[i] / total]
+    kept = [i for i in kept if i not in top[:-1]]
     total = sum(weights[i] for i in kept)
     return {i: weights[i] / total for i in kept}
 
@@ -44,12 +63,14 @@ def brute_force(logits: list[float], params: SamplingParams) -> dict[int, float]
     top_k=st.integers(0, 45),
     top_p=st.sampled_from([0.05, 0.31, 0.77, 0.93, 1.0]),
     min_p=st.sampled_from([0.0, 0.03, 0.21, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.07, 0.42, 0.91]),
+    xtc=st.sampled_from([0.0, 0.0, 0.011, 0.083, 0.29]),
 )
-def test_the_kept_distribution_is_that_of_the_definitions(logits, temperature, top_k, top_p, min_p):
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept, weights = distribution(np.array(logits, np.float64), params)
+def test_the_kept_distribution_is_that_of_the_definitions(logits, temperature, top_k, top_p, min_p, typical_p, xtc):
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
+    kept, weights = distribution(np.array(logits, np.float64), params, xtc)
     found = dict(zip(kept.tolist(), (weights / weights.sum()).tolist(), strict=True))
-    expected = brute_force([float(x) for x in logits], params)
+    expected = brute_force([float(x) for x in logits], params, xtc)
     assert found.keys() == expected.keys()
     assert all(found[i] == pytest.approx(expected[i], rel=1e-9) for i in expected)
     assert list(found) == sorted(found)
@@ -77,6 +98,54 @@ def test_randomness_depends_on_seed_choice_and_position_only():
     # Fixed for ever: a seed given by a client must give the same reply after an upgrade.
     assert uniform(0, 0, 0).hex() == "0x1.1c13ade1c7e5cp-3"
     assert uniform(-1, 3, 17) == uniform(2**64 - 1, 3, 17)
+
+
+def test_the_coin_is_fair_and_independent_of_the_draw():
+    tosses = np.array([(uniform(s, c, p), coin(s, c, p)) for s in range(20) for c in range(5) for p in range(100)])
+    assert np.abs(tosses.mean(axis=0) - 0.5).max() < 0.01
+    assert abs(np.corrcoef(tosses.T)[0, 1]) < 0.03
+    shifted = {uniform(s, c, p) for s in range(20) for c in range(5) for p in range(105)}
+    assert shifted.isdisjoint(tosses[:, 1]), "no token's draw is another one's coin"
+    assert coin(0, 0, 0).hex() == "0x1.0983a45556400p-3"  # fixed for ever
+
+
+def test_top_choices_are_excluded_as_often_as_asked():
+    params = SamplingParams(xtc_probability=0.3, xtc_threshold=0.1, seed=9)
+    thresholds = [xtc_threshold(params, 0, p) for p in range(4000)]
+    assert set(thresholds) == {0.0, 0.1}
+    assert thresholds.count(0.1) == pytest.approx(1200, abs=90)
+    logits = np.array([3.0, 2.9, 2.8, -4.0], np.float32)
+    drawn = {p: sample(logits, row(params, position=p)) for p in range(4000)}
+    assert {token for p, token in drawn.items() if thresholds[p]} <= {2, 3}
+    assert {token for p, token in drawn.items() if not thresholds[p]} >= {0, 1, 2}
+
+
+def test_dry_lowers_what_would_go_on_with_a_repeat():
+    logits = np.array([5.0, 5.0, 5.0, 5.5], np.float32)
+    params = SamplingParams(temperature=0, dry_multiplier=1.0, dry_base=2.0, logit_bias=((1, 0.25),))
+    assert not params.is_plain
+    adjusted = adjust(logits, row(params, num_prompt=2, position=6, history=[0, 1, 2, 3, 0, 1, 2]))
+    assert adjusted.tolist() == [5.0, 5.25, 5.0, 3.5]  # a repeat of three: 2 ** (3 - 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("typical_p", 0.0),
+        ("typical_p", 1.1),
+        ("xtc_probability", -0.1),
+        ("xtc_threshold", 0.0),
+        ("dry_multiplier", -1.0),
+        ("dry_base", 0.5),
+        ("dry_base", math.nan),
+        ("dry_allowed_length", 0),
+        ("dry_range", -1),
+    ],
+)
+def test_values_out_of_range_are_named(name: str, value: float):
+    with pytest.raises(InvalidRequest, match=f"{name} is {value}") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
 
 
 def test_greedy_takes_the_first_of_equals():

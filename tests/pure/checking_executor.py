@@ -7,6 +7,7 @@ anything that was not written is an assertion.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ def prefix_hash(tokens) -> int:
 
 def next_token(prefix: int, seed: int, choice: int, position: int) -> int:
     return (prefix + int(uniform(seed, choice, position) * 1000)) % VOCABULARY
+
+
+def hidden(prefix: int) -> float:
+    """The hidden state after a prefix: one number, small enough that sums are exact."""
+    return float(prefix % 1009)
 
 
 def score(prefix: int, token: int) -> float:
@@ -106,7 +112,11 @@ class CheckingExecutor:
                 logprobs.append(TokenLogprob(target, score(hashes[row], target)))
         self.last_tokens = tokens
         self.num_steps += 1
-        return StepResult(tokens, logprobs, forced=forced, errors=errors)
+        pooled = [
+            array("d", (sum(map(hidden, hashes[pool.first_row : pool.first_row + pool.count])), pool.count))
+            for pool in plan.pools
+        ]
+        return StepResult(tokens, logprobs, forced=forced, errors=errors, pooled=pooled)
 
     def _run_span(self, plan, span, tables, ids, hashes) -> None:
         rows = range(span.first_row, span.first_row + span.count)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.errors import ConfigurationError, InternalError, InvalidRequest, Overloaded
-from headrace.core.request import Request
+from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import FinishReason
 from headrace.engine.gates import Gates, Verdict
@@ -16,6 +16,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.memory import manager
 
 from .build import FULL, VOCAB_SIZE, drain, request, small_engine
+from .checking_executor import hidden, prefix_hash
 
 WINDOW = CacheGroup("window", CacheKind.WINDOW, block_size=4, bytes_per_block=1, window=6)
 STATE = CacheGroup("state", CacheKind.STATE, block_size=4, bytes_per_block=1, checkpoint_interval=64)
@@ -433,3 +434,41 @@ def test_eviction_takes_the_least_recently_used_tail():
     assert drain(engine)[0].num_cached == 12
     engine.submit(request("b again", range(100, 114), max_tokens=1))
     assert drain(engine)[0].num_cached == 4
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_embedding_reads_every_token_once_and_samples_nothing(pooling: Pooling, depth: int):
+    """In chunks, after its whole prompt was cached, and in a pool that it fills to the last block."""
+    engine = small_engine(num_blocks=(8,), budget=8, max_running=4, depth=depth)
+    engine.submit(request("before", range(30), max_tokens=1))
+    drain(engine)
+    engine.submit(request("a", range(32), max_tokens=0, pooling=pooling))
+    *pieces, last = drain(engine)
+    assert all(event.pooled is not None and not event.tokens and event.finish_reason is None for event in pieces)
+    assert (last.pooled, last.tokens, last.finish_reason) == (None, (), FinishReason.LENGTH)
+    states = [hidden(prefix_hash(range(n + 1))) for n in range(32)]
+    expected = states if pooling is Pooling.MEAN else states[-1:]
+    assert [sum(numbers) for numbers in zip(*[event.pooled for event in pieces], strict=True)] == [
+        sum(expected),
+        len(expected),
+    ]
+    assert last.num_cached == 0, "a hit has no hidden states"
+    assert engine.stats().groups[0].num_used == 0
+
+
+def test_an_aborted_embedding_frees_within_the_call():
+    engine = small_engine(budget=8)
+    engine.submit(request("a", range(30), max_tokens=0, pooling=Pooling.MEAN))
+    engine.step()
+    assert engine.stats().groups[0].num_used > 0
+    engine.abort("a")
+    assert not engine.has_work and engine.stats().groups[0].num_used == 0
+
+
+def test_an_embedding_generates_nothing():
+    engine = small_engine()
+    for fields in ({"max_tokens": 1}, {"max_tokens": None}, {"max_tokens": 0, "score_prompt": True}):
+        with pytest.raises(InvalidRequest, match="embedding"):
+            engine.submit(request("a", range(3), pooling=Pooling.MEAN, **fields))
+    assert not engine.has_work

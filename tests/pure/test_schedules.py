@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.core.cache import NO_BLOCK, CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.errors import RequestError
-from headrace.core.request import Request
+from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import FinishReason, Sequence
 from headrace.engine.budget import FixedBudget
@@ -25,7 +25,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.state import EngineState
 from headrace.memory.manager import MemoryManager
 
-from .checking_executor import VOCABULARY, CheckingExecutor, Pattern, next_token, prefix_hash, score
+from .checking_executor import VOCABULARY, CheckingExecutor, Pattern, hidden, next_token, prefix_hash, score
 
 FULL, WINDOW, STATE = CacheKind.FULL, CacheKind.WINDOW, CacheKind.STATE
 
@@ -96,8 +96,8 @@ setups = st.builds(
 )
 
 # Prompts are cut from two texts, so that many share a prefix and some are equal.
-STOPS = {1: range(10), 4: range(25), 6: range(6)}  # of 50 ids: one in five, one in two, one in eight
-PATTERNS = {5: Pattern(), 6: Pattern(), 7: Pattern(fails_at=4), 8: Pattern(max_tokens=5)}
+STOPS = {1: range(10), 4: range(25), 7: range(6)}  # of 50 ids: one in five, one in two, one in eight
+PATTERNS = {6: Pattern(), 7: Pattern(), 8: Pattern(fails_at=4), 9: Pattern(max_tokens=5)}
 TEXTS = ([n * 7 % 50 for n in range(40)], [n * n % 50 for n in range(40)])
 
 actions = st.one_of(
@@ -108,7 +108,7 @@ actions = st.one_of(
         st.integers(0, 12),  # max_tokens
         st.integers(1, 4),  # choices
         st.integers(0, 3),  # seed
-        st.integers(0, 11),  # rarer wishes: see `Run.submit`
+        st.integers(0, 12),  # rarer wishes: see `Run.submit`
     ),
     st.tuples(st.just("step"), st.integers(1, 4)),
     st.tuples(st.just("abort"), st.integers(1, 3), st.integers(-1, 2)),
@@ -133,6 +133,7 @@ class Run:
         self.engine, self.executor = setup.engine(40, self.prefix_gate)
         self.requests: list[Request] = []
         self.received: dict[tuple[str, int], list[int]] = {}
+        self.pooled: dict[str, tuple[float, ...]] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.num_forced = 0
@@ -155,12 +156,15 @@ class Run:
                         assert block == NO_BLOCK or group.pool.references[block], "a launched plan names a free block"
 
     def submit(self, text, length, max_tokens, choices, seed, wish) -> None:
-        """Wishes: 0 score the prompt, 1 and 4 stop tokens, 2 another salt, 3 resumed, 5 to 8 a grammar."""
+        """Wishes: 0 score the prompt, 1 and 4 stop tokens, 2 another salt, 3 resumed, 5 embedding, 6 to 9 a grammar."""
         request = Request(
             id=f"r{len(self.requests)}",
             prompt=tuple(TEXTS[text][:length]),
-            sampling=SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=frozenset(STOPS.get(wish, ()))),
-            num_choices=1 if wish == 3 else choices,
+            sampling=SamplingParams(
+                max_tokens=0 if wish == 5 else max_tokens, seed=seed, stop_token_ids=frozenset(STOPS.get(wish, ()))
+            ),
+            num_choices=1 if wish in (3, 5) else choices,
+            pooling=(Pooling.MEAN if seed % 2 else Pooling.LAST) if wish == 5 else None,
             score_prompt=wish == 0,
             cache_salt="other" if wish == 2 else "",
             resumed=(5, 6)[: max(0, max_tokens - 1)] if wish == 3 else (),
@@ -187,6 +191,9 @@ class Run:
                 if event.prompt_logprobs:
                     logprobs = self.prompt_logprobs.setdefault(event.request_id, [])
                     logprobs += [entry.logprob for entry in event.prompt_logprobs]
+                if event.pooled is not None:
+                    before = self.pooled.get(event.request_id, (0.0, 0.0))
+                    self.pooled[event.request_id] = tuple(a + b for a, b in zip(before, event.pooled, strict=True))
                 if event.finish_reason:
                     self.reasons[key] = event.finish_reason
             self.check()
@@ -230,6 +237,10 @@ class Run:
                     score(prefix_hash(request.prompt[:n]), request.prompt[n]) for n in range(1, len(request.prompt))
                 ]
                 assert self.prompt_logprobs.get(request.id, []) == expected
+            if request.pooling and (request.id, 0) in self.reasons:
+                states = [hidden(prefix_hash(request.prompt[: n + 1])) for n in range(len(request.prompt))]
+                states = states[-1:] if request.pooling is Pooling.LAST else states
+                assert self.pooled[request.id] == (sum(states), len(states)), "each once, whatever the schedule"
         stats = self.engine.stats()
         assert stats.prompt_tokens <= sum(len(request.prompt) for request in self.requests), "a prompt counted twice"
 

@@ -7,12 +7,13 @@ token; any other by `REPLY`. Real tokenizer, template and limits around it, so t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from headrace.core.events import TokenEvent
-from headrace.core.request import Request
+from headrace.core.request import Pooling, Request
 from headrace.core.result import TokenLogprob
 from headrace.core.sequence import FinishReason
 from headrace.engine.limits import Limits
@@ -121,8 +122,17 @@ class FakeEngine:
         self.seen.add(request.prompt)
         scores = ()
         if request.score_prompt:
-            count = request.sampling.num_logprobs or 0
+            count = request.prompt_top
             scores = tuple(logprob_of(token, count) for token in request.prompt[1:])
+        if request.pooling:
+            half = len(request.prompt) // 2
+            parts = (
+                [request.prompt[:half], request.prompt[half:]]
+                if request.pooling is Pooling.MEAN
+                else [request.prompt[-1:]]
+            )
+            pieces = [TokenEvent(request.id, 0, pooled=array("d", hidden_sum(part))) for part in parts if part]
+            return [*pieces, TokenEvent(request.id, 0, finish_reason=FinishReason.LENGTH)]
         if request.sampling.max_tokens == 0:
             return [TokenEvent(request.id, 0, prompt_logprobs=scores, finish_reason=FinishReason.LENGTH)]
         script = script_of(request)
@@ -183,6 +193,11 @@ def logprob_of(token: int, count: int) -> TokenLogprob:
     return TokenLogprob(token, -0.25, 0, top)
 
 
+def hidden_sum(tokens: Sequence[int]) -> tuple[float, ...]:
+    """The fake model's hidden states, summed up: of a token its id, its square root, and 1."""
+    return (float(sum(tokens)), sum(token**0.5 for token in tokens), float(len(tokens)))
+
+
 def script_of(request: Request) -> list[int]:
     text = bytes(t for t in request.prompt if t < 256)
     _, found, words = text.rpartition(b"say:")
@@ -206,6 +221,7 @@ def make_deployment(engine: FakeEngine | None = None, vocab_size: int | None = N
         vocab_size=vocab_size or tokenizer.vocab_size,
         eos_ids=tokenizer.eos_ids,
         description=None,
+        hidden_size=3,
         tool_format=None,
         thinking=None,
     )

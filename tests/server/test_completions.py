@@ -146,7 +146,6 @@ def test_echo_for_every_choice(shared: RunningServer):
         ({"prompt": [10**30]}, "prompt"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "", "add_special_tokens": False}, "prompt"),
         ({}, "prompt"),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import random
 
-from headrace.server.protocol import HARMLESS, UNSUPPORTED, ChatRequest, CompletionRequest
+from headrace.server.protocol import (
+    HARMLESS,
+    UNSUPPORTED,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RenderRequest,
+)
 from tests.server.conftest import RunningServer, eventually
 from tests.server.fakes import REPLY
 
@@ -73,6 +80,8 @@ def test_odd_values_in_every_field(shared: RunningServer):
     for path, kind, valid in (
         ("/v1/chat/completions", ChatRequest, {"messages": '[{"role":"user","content":"say:x"}]', "max_tokens": "3"}),
         ("/v1/completions", CompletionRequest, {"prompt": '"say:x"', "max_tokens": "3"}),
+        ("/v1/embeddings", EmbeddingRequest, {"input": '"x"'}),
+        ("/render", RenderRequest, {"messages": '[{"role":"user","content":"x"}]'}),
     ):
         fields = [*kind.model_fields, *UNSUPPORTED, *sorted(HARMLESS), "unknown"]
         seen = set()

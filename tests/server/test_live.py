@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import httpx
 import openai
@@ -65,6 +66,89 @@ def test_scores_agree_with_generation(client: openai.OpenAI):
     assert scored.logprobs.token_logprobs[-6:] == pytest.approx(reply.logprobs.token_logprobs, abs=1e-3)
 
 
+def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI):
+    """Twice: the second time the prompt is in the prefix cache, of which such a request makes no use."""
+    for _ in range(2):
+        choice = client.completions.create(
+            model=MODEL,
+            prompt="The capital of France is Paris. " * 20,
+            echo=True,
+            logprobs=0,
+            max_tokens=0,
+            extra_body={"prompt_logprobs": 3},
+        ).choices[0]
+        first, *scored = choice.prompt_logprobs
+        assert first is None
+        assert [next(iter(entry.values()))["logprob"] for entry in scored] == choice.logprobs.token_logprobs[1:]
+        assert len(scored) > 100
+        assert all(3 <= len(entry) <= 4 for entry in scored)
+        paris = next(entry for entry in scored if next(iter(entry.values()))["decoded_token"] == " Paris")
+        own, *_ = paris.values()
+        assert own["rank"] == 1 + sum(entry["logprob"] > own["logprob"] for entry in paris.values()) or own["rank"] > 3
+
+
+def test_the_best_of_four_is_one_of_the_four(client: openai.OpenAI):
+    options = {"model": MODEL, "prompt": "My favourite", "max_tokens": 8, "seed": 3, "extra_body": {"ignore_eos": True}}
+    all_four = client.completions.create(n=4, logprobs=0, **options).choices
+    best = max(all_four, key=lambda choice: fmean(choice.logprobs.token_logprobs))
+    assert len({choice.text for choice in all_four}) == 4
+    reply = client.completions.create(best_of=4, **options)
+    assert [choice.text for choice in reply.choices] == [best.text]
+    assert reply.usage.completion_tokens == 32
+
+
+def test_timings_add_up_to_less_than_the_call_took(client: openai.OpenAI):
+    body = {"ignore_eos": True, "timings": True}
+    start_s = time.monotonic()
+    reply = client.completions.create(model=MODEL, prompt=[9, 8, 7] * 100, max_tokens=20, extra_body=body)
+    took_ms = 1e3 * (time.monotonic() - start_s)
+    timings = reply.timings
+    parts = [timings["queue_ms"], timings["prefill_ms"], timings["decode_ms"]]
+    assert all(part >= 0 for part in parts)
+    assert 0.5 * took_ms < sum(parts) < took_ms
+    assert timings["tokens_per_second"] == pytest.approx(19e3 / timings["decode_ms"])
+    assert timings["cached_tokens"] == 0
+
+
+def test_samplers_are_reproducible(client: openai.OpenAI):
+    """The same seed gives the same reply, and each sampler another one than none."""
+    texts = {}
+    for extra in (
+        {},
+        {"typical_p": 0.2},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"dry_multiplier": 5, "dry_allowed_length": 1, "dry_sequence_breakers": []},
+    ):
+        replies = [
+            client.completions.create(
+                model=MODEL,
+                prompt="one two three one two three one two three one",
+                max_tokens=12,
+                seed=5,
+                extra_body=extra | {"ignore_eos": True},
+            )
+            for _ in range(2)
+        ]
+        assert replies[0].choices[0].text == replies[1].choices[0].text
+        texts[str(extra)] = replies[0].choices[0].text
+    assert len(set(texts.values())) == 4, texts
+
+
+def test_embeddings_tell_near_from_far(client: openai.OpenAI):
+    texts = ["The cat sits on the mat.", "A kitten is lying on a rug.", "Interest rates rose again in March."]
+    reply = client.embeddings.create(model=MODEL, input=[*texts, texts[0]])
+    cat, kitten, rates, again = (data.embedding for data in reply.data)
+    assert len(cat) == 576
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert cosine(cat, cat) == pytest.approx(1, abs=1e-5)
+    assert cosine(cat, again) == pytest.approx(1, abs=1e-5)
+    assert cosine(cat, kitten) > cosine(cat, rates) + 0.05
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens > 24
+
+
 def test_a_prompt_of_one_token_too_many(client: openai.OpenAI):
     for max_tokens in (None, 5):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -100,6 +184,27 @@ def test_a_streaming_client_that_is_killed_frees_everything(server: Server, clie
     assert value_of("headrace_steps_total", text) <= before + 2
     assert 'state="used"} 0.0' in text
     assert 'headrace_requests_total{finish_reason="abort"} 1.0' in text
+
+
+def test_a_client_that_leaves_an_embedding_frees_it(server: Server):
+    _, url = server
+    body = json.dumps({"input": [[5, 6, 7] * 1500] * 4})
+    with httpx.Client() as http:
+
+        def scrape() -> str:
+            return http.get(url.replace("/v1", "/metrics")).text
+
+        curl = subprocess.Popen(
+            ["curl", "-s", f"{url}/embeddings", "-H", "content-type: application/json", "-d", body],
+            stdout=subprocess.PIPE,
+        )
+        eventually(lambda: value_of("headrace_requests_running", scrape()) > 0)
+        curl.kill()
+        eventually(lambda: value_of("headrace_requests_running", scrape()) == 0)
+        text = scrape()
+    curl.communicate()
+    assert value_of("headrace_requests_waiting", text) == 0
+    assert 'state="used"} 0.0' in text
 
 
 def test_health_answers_during_a_long_prompt(server: Server, client: openai.OpenAI):

@@ -13,6 +13,7 @@ from headrace.backends.inputs import BatchInputs
 from headrace.backends.native import _native
 from headrace.backends.native.lowering import Call, Part, Weight, lower, place
 from headrace.backends.native.placing import Arena, Ref
+from headrace.backends.reference.hidden import HiddenStates
 from headrace.core.cache import CacheGroup, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
@@ -49,7 +50,11 @@ class WeightTensor(Protocol):
     def dequantize(self) -> Floats: ...
 
 
-NUMBERS = ("temperature", "top_k", "top_p", "min_p", "uniform", "repetition", "presence", "frequency")
+NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "uniform"),
+    *("repetition", "presence", "frequency"),
+    *("typical_p", "xtc_threshold"),
+)
 """Columns of `Readouts.numbers`, in the order of `Readouts::Number` in native/model.h."""
 
 
@@ -58,9 +63,10 @@ class Readouts:
     """What is asked of each of a step's n readouts, and where the answers go.
 
     Asked: `targets` [n] (the token to score, -1: sample one), `num_top` [n] (-1: no logprob; k: also of the k most
-    probable tokens), `numbers` [n, 8], and four lists of ids per readout (seen, generated, biased, banned) as stretches
-    of `ids` and `values` that begin at `starts` [4 n + 1]; `mask_rows` [n]: the row of `masks` [rows, vocab_size bits
-    in whole words] that says which tokens a grammar allows, -1: all. Ids from `vocab_size` on are padding.
+    probable tokens), `numbers` [n, 10], and four lists of ids per readout (seen, generated, biased, banned) as
+    stretches of `ids` and `values` that begin at `starts` [4 n + 1]; `mask_rows` [n]: the row of `masks` [rows,
+    vocab_size bits in whole words] that says which tokens a grammar allows, -1: all. Ids from `vocab_size` on are
+    padding.
     Answered: `tokens`, `logprobs`, `ranks` [n], `top_ids`, `top_logprobs` [n, most num_top].
     """
 
@@ -131,6 +137,8 @@ class NativeModel:
         for index, call in enumerate(lowered.head):
             self._add(call, trunk if index == 0 else head, head)
         self._rows_per_tile = max(1, LOGIT_TILE_BYTES // (4 * program.vocab_size))
+        self._trunk_rows = _buffer(lowered.head[0].reads[0], trunk)
+        self._hidden = HiddenStates(program, lambda name: np.asarray(weights[name].dequantize(), np.float32))
         assert lowered.last is not None
         self._last = _buffer(lowered.last, head)
         self._native.finish(trunk.width, head.width, self._rows_per_tile)
@@ -191,6 +199,10 @@ class NativeModel:
             readouts.vocab_size,
             self._last,
         )
+
+    def hidden(self, first: int, count: int) -> Floats:
+        """Hidden states [count, width] of rows of the step that ran last: what the head multiplies by its matrix."""
+        return self._hidden.of(self._native.trunk_rows(self._trunk_rows)[first : first + count])
 
     @staticmethod
     def _arrays(inputs: BatchInputs) -> tuple[Any, ...]:

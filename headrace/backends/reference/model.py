@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from headrace.backends.inputs import BatchInputs
 from headrace.backends.kv_store import KVStore
 from headrace.backends.reference import attention, mixture, recurrent, rowwise
+from headrace.backends.reference.hidden import HiddenStates
 from headrace.backends.reference.meanings import MEANINGS, Floats, Meaning, Step
 from headrace.program.ops import Buffer, Op
 from headrace.program.passes import dying_buffers
@@ -49,6 +50,9 @@ class ReferenceModel:
         self.program = program
         self.weights = weights
         (selected,) = program.head[0].inputs
+        self._selected = selected
+        self._trunk_rows: Floats = np.empty((0, program.widths[selected]), np.float32)
+        self._hidden = HiddenStates(program, weights.__getitem__)
         self._trunk = _compile(program.trunk, keep=frozenset({selected}))
         self._head = _compile(program.head, keep=frozenset({selected, program.ops[-1].output}))
         self._rows_per_tile = max(1, LOGIT_TILE_BYTES // (4 * program.vocab_size))
@@ -81,7 +85,12 @@ class ReferenceModel:
         step = Step(inputs, self.weights, store)
         buffers: list[Any] = [None] * len(self.program.widths)
         _execute(self._trunk, step, buffers)
+        self._trunk_rows = buffers[self._selected]
         return self._logits(step, buffers)
+
+    def hidden(self, first: int, count: int) -> Floats:
+        """Hidden states [count, width] of rows of the last `run`: what the head multiplies by its matrix."""
+        return self._hidden.of(self._trunk_rows[first : first + count])
 
     def _logits(self, step: Step, buffers: list[Any]) -> Iterator[tuple[slice, Floats]]:
         rows = step.inputs.readout_rows

@@ -26,3 +26,6 @@ class ReferenceRunner:
 
     def run(self, inputs: BatchInputs) -> Iterator[tuple[slice, Floats]]:
         return self.model.run(inputs, self.store)
+
+    def hidden(self, first: int, count: int) -> Floats:
+        return self.model.hidden(first, count)
