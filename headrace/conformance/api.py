@@ -12,7 +12,7 @@ from headrace.conformance.check import Chapter
 from headrace.conformance.client import CHAT, COMPLETIONS, Server, after_events, messages
 from headrace.conformance.gauges import RUNNING
 from headrace.conformance.outcome import Failed, NotApplicable, require
-from headrace.conformance.replies import Reply, show
+from headrace.conformance.replies import Reply, read_whole, show
 
 CHAPTER = Chapter(7, "API errors, cancellation, shutdown, metrics, security")
 
@@ -180,7 +180,9 @@ async def overload(server: Server) -> str:
     replies = await asyncio.gather(*(server.post(CHAT, fields) for _ in range(30)))
     for reply in replies:
         require(reply.status in (200, 429), "status 200 or 429 of each of 30 requests at once", reply)
-        if reply.status == 429:
+        if reply.status == 200:
+            require(read_whole(reply).choice.finish_reason, "a finish reason of each reply", reply)
+        else:
             require(reply.headers.get("retry-after"), "Retry-After with status 429", dict(reply.headers))
     done = sum(reply.status == 200 for reply in replies)
     require(done, "some of 30 requests at once to be answered", "none")
