@@ -62,6 +62,8 @@ class Reply:
         return self.status == 400 and self.error().get("code") in ("unsupported_parameter", "unknown_parameter")
 
     def __str__(self) -> str:
+        if self.status == 200:
+            return "status 200"
         message = self.error().get("message")
         return f"status {self.status}, {show(message if isinstance(message, str) else self.text)!r}"
 
