@@ -250,6 +250,15 @@ def _summary(path: str, body: Mapping[str, Any]) -> str:
     return f"{path} with {', '.join(told)}" if told else path
 
 
+async def begins(begun: asyncio.Event, task: asyncio.Task[Generation]) -> None:
+    """Waits for the event, or for the end of the task, whose error is raised."""
+    waiting = asyncio.ensure_future(begun.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+
+
 _USUAL = frozenset(
     {"prompt", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "ignore_eos"}
 )

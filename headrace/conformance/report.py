@@ -62,13 +62,14 @@ def document(results: Sequence[Result], url: str, model: str) -> dict[str, Any]:
 
 
 def side_by_side(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: each row with the result of every named document, then the reasons of what did not pass."""
+    """Markdown: each row with the result of every named document, the rows seen in part, the reasons of what did not
+    pass."""
     names = list(documents)
     rows = {name: {row["id"]: row for row in documents[name]["results"]} for name in names}
     lines = [f"| row | behaviour | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
     totals = [" / ".join(str(documents[name]["counts"][status]) for status in Status) for name in names]
     lines.append(f"| | **pass / fail / not applicable** | {' | '.join(totals)} |")
-    reasons = []
+    reasons, parts = [], []
     for chapter in CHAPTERS:
         lines.append(f"| **{chapter.number}** | **{_cell(chapter.title)}** |{' |' * len(names)}")
         for check in chapter.checks:
@@ -80,6 +81,9 @@ def side_by_side(documents: Mapping[str, Mapping[str, Any]]) -> str:
                     reasons.append(f"| {check.id} | {name} | {row['result']} | {_cell(row['reason'])} |")
             if check.ask is None:
                 reasons.append(f"| {check.id} | any | {Status.NOT_APPLICABLE} | {_cell(check.note)} |")
+            elif check.note:
+                parts.append(f"| {check.id} | {_cell(check.note)} |")
+    lines += ["", "Seen in part only:", "", "| row | what is looked at |", "|---|---|", *parts]
     lines += [
         "",
         "What did not pass, and why:",

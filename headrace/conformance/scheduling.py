@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from statistics import mean, median
-from typing import Any
 
 from headrace.conformance.check import Chapter
-from headrace.conformance.client import COMPLETIONS, Refused, Server, after_events
+from headrace.conformance.client import COMPLETIONS, Refused, Server, after_events, begins
 from headrace.conformance.gauges import KV_USED
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Generation, Reply
@@ -29,7 +28,7 @@ async def short_behind_long(server: Server) -> str:
     start_s = time.monotonic()
     long = asyncio.create_task(server.stream(server.words(20), until=after_events(1, begun.set), **server.exactly(100)))
     try:
-        await _either(begun.wait(), long)
+        await begins(begun, long)
         shorts = await asyncio.gather(*(server.complete(server.words(10), max_tokens=2) for _ in range(4)))
         await long
     finally:
@@ -81,7 +80,7 @@ async def stream_beside_prefill(server: Server) -> str:
         server.stream(server.words(20), until=lambda seen: begin(seen) or is_read.is_set(), **server.exactly(600))
     )
     try:
-        await _either(begun.wait(), stream)
+        await begins(begun, stream)
         start_s = time.monotonic()
         prompt = await server.stream(server.words(num_tokens), max_tokens=1)
         read_s = time.monotonic() - start_s
@@ -222,7 +221,7 @@ async def prefill_progress(server: Server) -> str:
         server.stream(server.words(12), until=after_events(1, begun.set), **server.exactly(600))
     )
     try:
-        await _either(begun.wait(), endless)
+        await begins(begun, endless)
         waited = []
         for _ in range(4):
             waited.append((await server.stream(server.words(12), max_tokens=1)).ttft_s)
@@ -259,15 +258,6 @@ async def _tokens_per_s(server: Server) -> float:
     if not best:
         raise Failed("expected a stream of many chunks; came one")
     return best
-
-
-async def _either(event: Awaitable[Any], task: asyncio.Task[Generation]) -> None:
-    """Until the event, or the end of the task, whose error is raised."""
-    waiting = asyncio.ensure_future(event)
-    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if task.done():
-        task.result()
 
 
 def _all_read(replies: Sequence[Generation], num_tokens: float) -> str:
