@@ -22,6 +22,8 @@ KEYS = ("k1", "k2")
 TOKEN_S = 0.001
 PREFILL_S = 0.0006
 WORDS = ("sun", "moon", "star", "tree", "lake", "hill", "wind", "rain")
+MATCHES = {"[0-9]{3}": "123", "[A-C]{2}-[0-9]{4}": "AB-1234"}
+"""Regular expression -> a text of it: those that the suite asks for."""
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 JSON = b"Content-Type: application/json\r\n"
 
@@ -148,6 +150,8 @@ class FakeServer:
         pattern = json.dumps(schema)
         if "([" in pattern and self.obeys("schemas") and "compiles_anything" not in self.faults:
             raise Refusal(400, "invalid_value", "the pattern is no regular expression")
+        if body.get("regex") == "foo[(" and self.obeys("regex"):
+            raise Refusal(400 if "bad_regex_500" not in self.faults else 500, "invalid_value", "no regular expression")
         if not body.get("messages", True):
             raise Refusal(400, "invalid_value", "messages is empty")
         for message in body.get("messages", ()):
@@ -238,6 +242,8 @@ class FakeServer:
         format = body.get("response_format") or {}
         if format.get("type") == "json_schema" and self.obeys("schemas"):
             return json.dumps(instance(format["json_schema"]["schema"]))
+        if "regex" in body and self.obeys("regex"):
+            return MATCHES.get(body["regex"], "")
         if "choice" in body and self.obeys("choices"):
             return str(body["choice"][0])
         return None

@@ -45,6 +45,8 @@ FAULTS = [
     ("crashes_when_busy", "progress"),
     ("ignores_schemas", "json_schema"),
     ("ignores_choices", "choice"),
+    ("ignores_regex", "regex"),
+    ("bad_regex_500", "bad_regex"),
     ("ignores_tool_choice", "tool_choice_required"),
     ("ignores_tool_choice", "tool_choice_named"),
     ("one_vector", "embeddings"),
