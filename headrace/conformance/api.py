@@ -100,7 +100,11 @@ async def context_overflow(server: Server) -> str:
             what = f"{path} with stream {str(stream).lower()}"
             require(reply.status == 400, f"status 400 of {what}", reply)
             code = reply.error().get("code")
-            require(code == "context_length_exceeded", f"code context_length_exceeded of {what}", f"{code!r}, {reply}")
+            require(
+                code == "context_length_exceeded",
+                f"code context_length_exceeded of {what}",
+                f"code {code!r} with {reply}",
+            )
             counts = json.dumps(reply.error())
             require(str(context) in counts, f"the context length {context} in the error of {what}", reply)
     return f"refused: {reply}"

@@ -236,7 +236,7 @@ async def prompt_logprobs(server: Server) -> str:
     reply = await server.complete("one two three four five six seven", prompt_logprobs=1, max_tokens=1)
     found: Any = reply.body["choices"][0].get("prompt_logprobs", reply.body.get("prompt_logprobs"))
     if not isinstance(found, list) or not found:
-        raise Failed(f"expected prompt_logprobs in the reply; came {show(reply.body)}")
+        raise Failed(f"expected prompt_logprobs in the reply; came one with {', '.join(reply.body)}")
     require(len(found) == reply.num_prompt, f"{reply.num_prompt} entries", len(found))
     require(found[0] is None and all(found[1:]), "null first, and then something for each token", show(found))
     return f"{len(found)} entries"
@@ -294,7 +294,7 @@ def _parsed(text: str) -> Any:
 
 
 def _check_call(reply: Generation, names: set[str]) -> None:
-    require(reply.choice.calls, f"a call of {' or '.join(sorted(names))}", show(reply.body))
+    require(reply.choice.calls, f"a call of {' or '.join(sorted(names))}", f"the text {show(reply.text)!r}")
     for call in reply.choice.calls:
         require(call.name in names, f"a call of {' or '.join(sorted(names))}", call.name)
         arguments = _parsed(call.arguments)

@@ -71,11 +71,12 @@ async def fair_tenants(server: Server) -> str:
     return f"{few_s:.2f} s on average behind a backlog of {lasted[-1]:.2f} s"
 
 
-@CHAPTER.check("A long prompt does not freeze a stream")
+@CHAPTER.check("A long prompt does not slow a stream down: no gap of more than three times the median")
 async def stream_beside_prefill(server: Server) -> str:
     num_tokens = min(LONG_TOKENS, 0.7 * server.known_context())
+    num_before = 30
     begun, is_read = asyncio.Event(), asyncio.Event()
-    begin = after_events(16, begun.set)
+    begin = after_events(num_before, begun.set)
     stream = asyncio.create_task(
         server.stream(server.words(20), until=lambda seen: begin(seen) or is_read.is_set(), **server.exactly(600))
     )
@@ -88,13 +89,16 @@ async def stream_beside_prefill(server: Server) -> str:
         gaps = (await stream).gaps_s
     finally:
         stream.cancel()
-    if not gaps:
-        raise Failed("expected a stream of many chunks; came one")
-    bound_s = max(3 * median(gaps), read_s / 4)
+    before = gaps[: num_before - 2]
+    if not before or len(gaps) == len(before):
+        raise Failed(f"expected a stream of many chunks; came {len(gaps)}")
+    # A machine with other work has gaps of its own.
+    bound_s = max(3 * median(gaps), 1.5 * max(before))
     require(
         max(gaps) <= bound_s,
-        f"gaps of at most {bound_s * 1000:.0f} ms (3 times the median, or a quarter of the time the prompt takes)",
-        f"{max(gaps) * 1000:.0f} ms while {prompt.num_prompt} tokens were read in {read_s:.2f} s",
+        f"gaps of at most {bound_s * 1000:.0f} ms (median {median(gaps) * 1000:.0f}, longest before the prompt "
+        f"{max(before) * 1000:.0f})",
+        f"one of {max(gaps) * 1000:.0f} ms while {prompt.num_prompt} tokens were read in {read_s:.2f} s",
     )
     return f"longest gap {max(gaps) * 1000:.0f} ms while {prompt.num_prompt} tokens were read in {read_s:.2f} s"
 
