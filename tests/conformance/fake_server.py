@@ -113,7 +113,10 @@ class FakeServer:
         num_cached = num_prompt if prompt in known and "forgets_prefixes" not in self.faults else 0
         self.num_running += 1
         try:
-            await asyncio.sleep(PREFILL_S * (num_prompt - num_cached))
+            prefill_s = PREFILL_S * (num_prompt - num_cached)
+            if "freezes_streams" in self.faults:
+                time.sleep(prefill_s)
+            await asyncio.sleep(prefill_s)
             known.add(prompt)
             if body.get("stream"):
                 writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
