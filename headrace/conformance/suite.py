@@ -85,4 +85,14 @@ async def run_check(server: Server, check: Check) -> Result:
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         status = Status.FAIL
         reason = f"expected a reply of OpenAI's shape; reading what came ended in {type(error).__name__}: {error}"
-    return Result(check, status, reason, time.monotonic() - start_s)
+    seconds = time.monotonic() - start_s
+    await _end_requests()
+    return Result(check, status, reason, seconds)
+
+
+async def _end_requests() -> None:
+    """A check that failed may have left requests behind, which would slow the next one down."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
