@@ -17,6 +17,7 @@ CHAPTER = Chapter(2, "Scheduling, fairness, memory")
 
 LONG_TOKENS = 1800
 """Most that a check makes a server read at once: more would take minutes on a small machine."""
+RECOVERY_S = 5.0
 
 
 @CHAPTER.check(
@@ -196,8 +197,14 @@ async def recovery(server: Server) -> str:
     before = await _tokens_per_s(server)
     await _load(server, 16)
     await server.quiet()
-    after = await _tokens_per_s(server)
-    require(after >= 0.7 * before, f"at least {0.7 * before:.0f} tokens/s after pressure", f"{after:.0f}")
+    after, end_s = 0.0, time.monotonic() + RECOVERY_S
+    while after < 0.7 * before and time.monotonic() < end_s:
+        after = max(after, await _tokens_per_s(server))
+    require(
+        after >= 0.7 * before,
+        f"at least {0.7 * before:.0f} tokens/s within {RECOVERY_S:.0f} s after pressure",
+        f"{after:.0f}",
+    )
     return f"{before:.0f} tokens/s before, {after:.0f} after"
 
 

@@ -47,7 +47,7 @@ PENDING: Mapping[str, str] = {
 @pytest.fixture(scope="module")
 def results(smollm2_path: Path) -> Mapping[str, Result]:
     """Name of a row -> its result. What surprises is asked again: rows look at times, on a machine with others."""
-    flags = ("--context-length", "2048", "--kv-memory", "400MiB", "--max-running", "16", "--max-queue", "16")
+    flags = ("--context-length", "1024", "--kv-memory", "400MiB", "--max-running", "16", "--max-queue", "16")
     keys = ("--api-key", "one", "--api-key", "two")
     with served("-m", "headrace.cli", "serve", MODEL, "--port", "0", *flags, *keys) as (_, url):
         target = Target(url, MODEL, api_key="one", other_api_key="two", capacity=32)
