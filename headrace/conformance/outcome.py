@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from headrace.core.errors import HeadraceError
+
 
 class Status(StrEnum):
     PASS = "pass"
@@ -11,11 +13,11 @@ class Status(StrEnum):
     NOT_APPLICABLE = "not applicable"
 
 
-class Failed(Exception):
+class Failed(HeadraceError):
     """What was expected and what came."""
 
 
-class NotApplicable(Exception):
+class NotApplicable(HeadraceError):
     """Why this server, or this way of asking it, cannot show the behaviour."""
 
 

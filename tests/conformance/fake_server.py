@@ -37,13 +37,14 @@ class Refusal(Exception):
 class FakeServer:
     def __init__(self, faults: set[str]) -> None:
         self.faults = faults
+        self.token_s = TOKEN_S * (20 if "is_slow" in faults else 3 if "runs_on" in faults else 1)
         self.num_running = 0
         self.seen: dict[tuple[str, str], set[str]] = {}
         """(key, salt) -> prompts computed."""
         self._draws = itertools.count(1000)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = json.loads(await reader.readexactly(int(length[1]))) if length else {}
@@ -182,7 +183,7 @@ class FakeServer:
         sent, so_far, scored, reason = "", "", [], "length"
         early = "" if "says_empty_reason" in self.faults else None
         for token in itertools.islice(tokens, 0 if calls else limit):
-            await asyncio.sleep(3 * TOKEN_S if "runs_on" in self.faults else TOKEN_S)
+            await asyncio.sleep(self.token_s)
             if reader.at_eof() and "runs_on" not in self.faults:
                 raise ConnectionError
             so_far += token
