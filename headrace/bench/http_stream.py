@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -54,6 +55,8 @@ class Exchange:
     """Before the connection was opened."""
     status: int = 0
     """0: no response."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Names in lower case."""
     body: list[tuple[float, bytes]] = field(default_factory=list)
     """(arrival, bytes of the body)."""
     raw: list[tuple[float, bytes]] | None = None
@@ -67,12 +70,17 @@ class Exchange:
         return b"".join(piece for _, piece in self.body)
 
 
+Watch = Callable[[Exchange], bool]
+"""Sees an exchange after each arrival; True ends it there and closes the connection."""
+
+
 class _Connection(asyncio.Protocol):
     """Callbacks of asyncio (`data_received`, ...) and of httptools (`on_...`)."""
 
-    def __init__(self, exchange: Exchange, done: asyncio.Future[None]) -> None:
+    def __init__(self, exchange: Exchange, done: asyncio.Future[None], watch: Watch | None) -> None:
         self._exchange = exchange
         self._done = done
+        self._watch = watch
         self._parser = httptools.HttpResponseParser(self)
         self._now_s = 0.0
         self._ends_with_connection = True
@@ -85,6 +93,8 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail("bad response", str(error))
+        if self._watch is not None and self._watch(self._exchange):
+            self.on_message_complete()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._done.done():
@@ -94,6 +104,7 @@ class _Connection(asyncio.Protocol):
                 self._fail("connection lost", str(error or "the server closed it before the end of its response"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._exchange.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._ends_with_connection = False
 
@@ -138,7 +149,7 @@ class HttpClient:
         self._record = record
         self._tls = ssl.create_default_context() if address.is_tls else None
 
-    async def exchange(self, request: bytes) -> Exchange:
+    async def exchange(self, request: bytes, watch: Watch | None = None) -> Exchange:
         """Send a request and wait for the end of its response. Errors are in the exchange, none is raised."""
         loop = asyncio.get_running_loop()
         exchange = Exchange(time.monotonic(), raw=[] if self._record else None)
@@ -147,7 +158,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(self._timeout_s):
                 transport, _ = await loop.create_connection(
-                    lambda: _Connection(exchange, done), self._address.host, self._address.port, ssl=self._tls
+                    lambda: _Connection(exchange, done, watch), self._address.host, self._address.port, ssl=self._tls
                 )
                 transport.write(request)
                 await done
