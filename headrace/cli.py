@@ -102,6 +102,13 @@ def serve(
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per cache block.")] = 16,
     max_running: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 64,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 160,
+    inter_token_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Longest step that reads prompts beside running streams. Default: three times a step without prompts.",
+        ),
+    ] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps kept launched; 2 plans one while another runs.")] = 1,
     backend: Backend = "native",
@@ -142,6 +149,7 @@ def serve(
             kv_memory_bytes=parse_bytes(kv_memory),
             max_running=max_running,
             max_step_tokens=max_step_tokens,
+            inter_token_ms=inter_token_ms,
             max_queue=max_queue,
             depth=depth,
             backend=backend,

@@ -70,6 +70,7 @@ class Scheduler:
         sequence.unborn = list(range(1, request.num_choices))
         choices.live[0] = sequence
         self.counters.requests += 1
+        self.policy.arrived(sequence, self.state.waiting)
         self._enqueue(sequence, now)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -121,7 +122,7 @@ class Scheduler:
                 spare = plan.budget - num_behind
                 self._extend(plan, sequence, spare if spare > 1 else 1, now)
         is_short = self.counters.preemptions > num_preemptions or self._is_preempting()
-        for sequence in () if is_short else state.waiting.head(MAX_CANDIDATES):
+        for sequence in () if is_short else self.policy.candidates(state.waiting, MAX_CANDIDATES):
             if plan.budget <= 0:
                 break
             verdict = self.gates.ask(sequence, state, now)
@@ -169,6 +170,7 @@ class Scheduler:
         self.state.waiting.remove(sequence)
         self.state.running.insert(sequence, self.policy.key(sequence, now))
         sequence.status = Status.RUNNING
+        self.policy.served(sequence, sequence.num_tokens - sequence.num_computed, 0)
         if sequence.queued_s is None:
             sequence.queued_s = now - sequence.arrival_s
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
@@ -247,7 +249,9 @@ class Scheduler:
                     scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
-                        num_sampled += len(event.tokens)
+                        num_new = len(event.tokens)
+                        num_sampled += num_new
+                        self.policy.served(sequence, 0, num_new)
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own
@@ -255,6 +259,7 @@ class Scheduler:
                 if sequence.status is not RUNNING:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
+        self.budget.observe(plan, result.compute_s)
         return events
 
     @staticmethod

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from headrace.server.build import Deployment
 
 
+LEAST_TOP_P = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One API call as the engine sees it. Reply `i * num_choices + k` is choice k of request i."""
@@ -77,7 +80,7 @@ def prepare_chat(
 ) -> Job:
     """Raises `ApiError` or `RequestError` for whatever the client has to change."""
     num_choices = _num_choices(call, limits)
-    if call.top_logprobs is not None and not call.logprobs:
+    if call.top_logprobs and not call.logprobs:
         raise bad_request("invalid_value", "top_logprobs is only allowed with logprobs: true.", "top_logprobs")
     num_logprobs = _num_logprobs(call.top_logprobs or 0, "top_logprobs", limits) if call.logprobs else None
     limit, limit_name = limit_of(call)
@@ -534,7 +537,7 @@ def _sampling(
         )
     given: dict[str, Any] = {
         "temperature": call.temperature,
-        "top_p": call.top_p,
+        "top_p": LEAST_TOP_P if call.top_p == 0 else call.top_p,  # zero is OpenAI's for the most probable token
         "min_p": call.min_p,
         "presence_penalty": call.presence_penalty,
         "frequency_penalty": call.frequency_penalty,

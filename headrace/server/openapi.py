@@ -296,7 +296,7 @@ def _bounds(limits: CallLimits) -> dict[str, Mapping[str, float]]:
         "top_logprobs": logprobs,
         "prompt_logprobs": logprobs,
         "temperature": _between(0, 100),
-        "top_p": _UP_TO_1,
+        "top_p": {"minimum": 0, "maximum": 1},
         "min_p": _between(0, 1),
         "typical_p": _UP_TO_1,
         "xtc_probability": _between(0, 1),

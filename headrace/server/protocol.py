@@ -43,7 +43,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "functions": (),
     "modalities": (["text"],),
     "moderation": (),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
     "suffix": (),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -92,7 +92,7 @@ _CONTENT: dict[str, Any] = {
 
 def _stop(value: object) -> object:
     if isinstance(value, str):
-        return (value,)
+        return (value,) if value else ()
     if isinstance(value, list) and all(isinstance(stop, str) for stop in value):
         return tuple(value)
     raise ValueError("a string or a list of strings is needed")

@@ -84,8 +84,9 @@ class Service:
         if job.rule is None:
             return job
         loop = asyncio.get_running_loop()
-        grammar = await loop.run_in_executor(self._grammar_pool, job.rule.compile, self.deployment)
-        return replace(job, requests=tuple(replace(request, grammar=grammar) for request in job.requests))
+        rule, deployment = job.rule, self.deployment
+        grammar = await loop.run_in_executor(self._grammar_pool, rule.compile, deployment)
+        return replace(job, requests=tuple(rule.of(request, grammar, deployment) for request in job.requests))
 
     @contextmanager
     def call(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.grammar import Grammar
+from headrace.core.request import Request
 from headrace.server.errors import bad_request, show
 from headrace.server.protocol import ChatRequest, Sampling
 from headrace.text.grammar import constraint as constraints
@@ -31,6 +32,14 @@ class ReplyRule:
     is_thinking: bool = False
     """The prompt has begun it."""
     budget: int | None = None
+
+    def of(self, request: Request, grammar: Grammar, deployment: Deployment) -> Request:
+        """The request with its grammar. A reply that follows something ends where that ends, whatever `ignore_eos`
+        says."""
+        if self.constraint is None:
+            return replace(request, grammar=grammar)
+        stops = request.sampling.stop_token_ids | deployment.eos_ids
+        return replace(request, grammar=grammar, sampling=replace(request.sampling, stop_token_ids=stops))
 
     def compile(self, deployment: Deployment) -> Grammar:
         """May take seconds. Raises `InvalidRequest` naming the field at fault."""
@@ -80,7 +89,6 @@ def rule_of_chat(call: ChatRequest, choice: ToolChoice, deployment: Deployment, 
         )
     if answer is None and budget is None:
         return None
-    _check_ends(call, answer)
     return ReplyRule(answer, thinking, thinking is not None and thinking.is_open_after(prompt), budget)
 
 
@@ -89,7 +97,6 @@ def rule_of_completion(call: Sampling) -> ReplyRule | None:
     answer = _answer(call)
     if answer is None:
         return None
-    _check_ends(call, answer)
     return ReplyRule(answer)
 
 
@@ -129,12 +136,3 @@ def _of_format(value: Any) -> Constraint | None:
             f"{where}.json_schema",
         )
     return constraints.json_schema(described["schema"], f"{where}.json_schema")
-
-
-def _check_ends(call: Sampling, answer: Constraint | None) -> None:
-    if answer is not None and call.ignore_eos:
-        raise bad_request(
-            "invalid_value",
-            f"ignore_eos is true, and {answer.param} says where a reply ends; leave one of them out.",
-            "ignore_eos",
-        )

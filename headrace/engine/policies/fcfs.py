@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headrace.core.sequence import Sequence
+from headrace.engine.policies import Ordered
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(Ordered):
     """By arrival; a preempted sequence returns to its old place. The latest arrival is the victim."""
 
     def key(self, sequence: Sequence, now: float) -> tuple:
