@@ -85,9 +85,9 @@ class SamplingParams:
         require(_within(self.presence_penalty, -2.0, 2.0), "presence_penalty", "between -2 and 2")
         require(_within(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "between -2 and 2")
         require(
-            _within(self.repetition_penalty, 0.0, 100.0) and self.repetition_penalty > 0,
+            _within(self.repetition_penalty, 0.01, 100.0),
             "repetition_penalty",
-            "above 0 and at most 100",
+            "between 0.01 and 100",
         )
         require(all(math.isfinite(bias) for _, bias in self.logit_bias), "logit_bias", "finite numbers")
         require(-(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")

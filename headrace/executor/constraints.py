@@ -63,7 +63,7 @@ def follow(
     forced, errors = {}, {}
     for readout, matcher in matchers.items():
         params, token = sequences[readout].request.sampling, tokens[readout]
-        if matcher.error is None and token not in params.stop_token_ids:
+        if matcher.error is None and token >= 0 and token not in params.stop_token_ids:
             matcher.read((token,))
             if matcher.error is None and params.num_logprobs is None and (then := matcher.forced()):
                 forced[readout] = then

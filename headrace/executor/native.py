@@ -52,8 +52,12 @@ class NativeExecutor:
         matchers: dict[int, Matcher] = {}
         readouts = _readouts(step, inputs, self._vocab_size, matchers)
         self._model.step(inputs, readouts)
-        self._last_tokens = tokens = readouts.tokens.tolist()
+        tokens = readouts.tokens.tolist()
         forced, errors = follow(matchers, step.sequences, tokens) if matchers else (None, None)
+        if tokens and min(tokens) < 0:
+            errors = (errors or {}) | {readout: NO_TOKEN for readout, token in enumerate(tokens) if token < 0}
+            tokens = [max(token, 0) for token in tokens]  # a plan under way may name it
+        self._last_tokens = tokens
         pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
         return StepResult(tokens, _logprobs(readouts), time.perf_counter() - start_s, forced, errors, pooled)
 
@@ -130,6 +134,7 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
 
 
 NUM_LISTS = 4
+NO_TOKEN = "no token can be sampled: the model's numbers are not finite, or nothing is allowed"
 SAMPLE = int(ReadoutKind.SAMPLE)  # looking up an enum's member takes 0.1 us
 
 

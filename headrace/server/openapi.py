@@ -306,5 +306,5 @@ def _bounds(limits: CallLimits) -> dict[str, Mapping[str, float]]:
         "dry_allowed_length": {"minimum": 1},
         "presence_penalty": _between(-2, 2),
         "frequency_penalty": _between(-2, 2),
-        "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 100},
+        "repetition_penalty": {"minimum": 0.01, "maximum": 100},
     }

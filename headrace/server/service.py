@@ -248,7 +248,7 @@ class Generation:
                 if delta.finish_reason == "abort":  # not by us: we would not be reading any more
                     raise ApiError(503, "aborted", "The server aborted this reply.", retry_after_s=1)
                 if delta.finish_reason == "error":
-                    raise bad_request("grammar_failed", f"The reply cannot go on in its grammar: {event.error}.")
+                    raise bad_request("reply_failed", f"The reply cannot go on: {event.error}.")
                 self._num_open -= 1
                 self._first_event = self._first_event or event
                 self._last_s = event.time_s

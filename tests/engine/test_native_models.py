@@ -12,6 +12,7 @@ import pytest
 from headrace.backends.native.model import NativeModel
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import FinishReason
 from headrace.engine.engine import Engine
 from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.models.registry import describe, open_weights
@@ -87,3 +88,33 @@ def test_int8_activations_and_an_f16_cache_cost_little(
     print(f"{reference}: mean difference {difference:.4f}, perplexity x {ratio:.4f} over {len(ours)} tokens")
     assert difference < 0.03
     assert abs(ratio - 1) < 0.005
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_without_a_token_ends_its_sequence_only(depth: int, data_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The sampler says -1 where numbers are not finite: no id, and nothing that another step may look up."""
+    folder = data_path / "tiny" / "llama"
+    engine = native_engine(folder, kv_f16=True, context_length=128)
+    engine.depth = depth
+    step, num_steps = NativeModel.step, 0
+
+    def failing(self: NativeModel, inputs, readouts) -> None:
+        nonlocal num_steps
+        step(self, inputs, readouts)
+        num_steps += 1
+        if num_steps == 4:
+            readouts.tokens[0] = -1
+
+    monkeypatch.setattr(NativeModel, "step", failing)
+    for name in ("bad", "good"):
+        engine.submit(Request(name, (1, 2, 3), SamplingParams(max_tokens=12, temperature=0)))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.scheduler.check()
+    last = {event.request_id: event for event in events if event.finish_reason is not None}
+    assert last["bad"].finish_reason is FinishReason.ERROR
+    assert "no token" in (last["bad"].error or "")
+    assert last["good"].finish_reason is FinishReason.LENGTH
+    assert all(token >= 0 for event in events for token in event.tokens)
+    assert all(group.num_used == 0 for group in engine.stats().groups)

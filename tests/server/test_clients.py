@@ -10,7 +10,7 @@ import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 from tests.server.processes import served
@@ -74,6 +74,16 @@ def test_langchain_tools(model: ChatOpenAI):
     result = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
     last = model.bind_tools([get_weather]).invoke([question, answer, result])
     assert last.content or last.tool_calls
+
+
+def test_langchain_embeddings(url: str):
+    # It would count tokens with a table of OpenAI's, fetched from the network.
+    model = OpenAIEmbeddings(model=MODEL, base_url=url, api_key="none", check_embedding_ctx_length=False)
+    texts = ["A cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose by half a point."]
+    vectors = model.embed_documents(texts)
+    near, far = (sum(a * b for a, b in zip(vectors[0], vectors[i], strict=True)) for i in (1, 2))
+    assert near > far
+    assert model.embed_query(texts[0]) == pytest.approx(vectors[0], abs=1e-3)
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])

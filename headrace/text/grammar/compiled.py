@@ -12,6 +12,7 @@ from headrace.text.grammar.vocabulary import Bytes, one_of
 LIMITS = llguidance.LLParserLimits(
     step_lexer_fuel=28_000,  # about 2 ms a mask, as is the next one
     step_max_items=40_000,
+    max_lexer_states=20_000,  # of 1-2 KB each
     verbose_errors=False,  # errors go to clients and logs: they must not show what others asked for
 )
 
