@@ -212,7 +212,7 @@ def test_nothing_breaks_and_nobody_waits(smollm2_path: Path) -> None:
                 hostile[f"{answer.status_code}"] += 1
         after_mb = memory_mb(process)
         print(
-            f"{NUM_HOSTILE} hostile: {dict(hostile)}, the slowest {slowest_s:.2f} s; {before_mb:.0f} -> {after_mb:.0f} MB"
+            f"{NUM_HOSTILE} hostile: {dict(hostile)}, slowest {slowest_s:.2f} s; {before_mb:.0f} -> {after_mb:.0f} MB"
         )
         for name, stream in (("ordinary", beside_others), ("cases", beside_cases), ("hostile", beside_hostile)):
             gaps = stream.gaps_s
