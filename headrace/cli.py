@@ -126,6 +126,10 @@ def serve(
         list[str] | None,
         typer.Option(envvar="HEADRACE_API_KEY", help="Ask for this key everywhere but at /health; may be given again."),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Site whose pages may use the server from a browser, such as https://example.org; *: all."),
+    ] = None,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds that running replies get after SIGTERM.")] = 60.0,
     max_body: Annotated[str, typer.Option(help="Largest request body.")] = "8MiB",
     max_choices: Annotated[int, typer.Option(min=1, help="Largest n of a request.")] = 16,
@@ -171,6 +175,7 @@ def serve(
             port=port,
             aliases=tuple(names[1:]),
             api_keys=tuple(api_key or ()),
+            origins=tuple(allow_origin or ()),
             drain_timeout_s=drain_timeout,
             log_requests=log_requests,
             access_log=access_log,

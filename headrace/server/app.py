@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +20,7 @@ from headrace.core.errors import HeadraceError
 from headrace.server import admission, openapi, protocol, system
 from headrace.server.embeddings import EmbeddingWriter
 from headrace.server.errors import ApiError, as_api_error, handle_http_exception
-from headrace.server.guard import ApiKeyGuard
+from headrace.server.guard import ApiKeyGuard, OriginGuard
 from headrace.server.limits import CallLimits
 from headrace.server.replies import GenerationReply, Plan, arrival, read_body
 from headrace.server.responses import ChatWriter, CompletionWriter, Header, Model
@@ -35,11 +36,13 @@ def create_app(
     limits: CallLimits | None = None,
     aliases: Sequence[str] = (),
     api_keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """The app over a built deployment; `app.state.service` is what a server drains.
 
     `aliases`: further names under which requests may ask for the model. `api_keys`: if any, every path but /health
-    needs one of them; each key is a tenant with prefixes of its own.
+    needs one of them; each key is a tenant with prefixes of its own. `origins`: sites whose pages may ask, see
+    `OriginGuard`.
     """
     service = Service(deployment, limits or CallLimits(), tuple(aliases))
 
@@ -70,6 +73,9 @@ def create_app(
     app.add_exception_handler(HTTPException, handle_http_exception)
     if api_keys:
         app.add_middleware(ApiKeyGuard, keys=tuple(api_keys))
+    app.add_middleware(OriginGuard, origins=tuple(origins))
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=tuple(origins), allow_methods=["*"], allow_headers=["*"])
 
     handlers = Handlers(service, has_keys=bool(api_keys))
     for method, path, handler in (

@@ -26,6 +26,7 @@ from headrace.engine.gates.running import RunningGate
 from headrace.engine.limits import Limits
 from headrace.engine.policies.fair import Fair
 from headrace.engine.policies.fcfs import FirstComeFirstServed
+from headrace.engine.policies.priority import ByPriority
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.state import EngineState
 from headrace.executor.local import Backend, LocalExecutor
@@ -219,7 +220,7 @@ def compose(
         log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
     scheduler = Scheduler(
         EngineState(memory),
-        Fair(FirstComeFirstServed()),
+        Fair(ByPriority(FirstComeFirstServed())),
         Gates([RunningGate(config.max_running), PrefixGate()]),
         PacedBudget(config.max_step_tokens, None if config.inter_token_ms is None else config.inter_token_ms / 1000),
         Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size),

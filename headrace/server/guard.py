@@ -1,4 +1,7 @@
-"""The door: without a key only `/health` is answered, and a path that does not exist looks like one that does."""
+"""The doors. Without a key only `/health` is answered, and a path that does not exist looks like one that does.
+
+Pages of other sites are let in by name only: a browser would otherwise let any page use a server on its user's machine.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.server.errors import ApiError
+from headrace.server.errors import ApiError, show
 
 OPEN_PATHS = frozenset({"/health"})
 
@@ -51,6 +54,33 @@ class ApiKeyGuard:
             if hmac.compare_digest(given, digest):
                 found = digest
         return None if found is None else found.hex()[:16]
+
+
+class OriginGuard:
+    """ASGI middleware: a browser names the site of the page that asks. Programs name none, and pass."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        """`origins`: sites that may ask, such as "https://example.org"; "*": all of them."""
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._may_enter(Headers(scope=scope)):
+            site = show(Headers(scope=scope).get("origin"))
+            error = ApiError(
+                403,
+                "origin_not_allowed",
+                f"Pages of {site} may not use this server; its operator can let them with --allow-origin.",
+            )
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _may_enter(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or "*" in self._origins or origin in self._origins:
+            return True
+        return origin.partition("://")[2] == headers.get("host")  # a page of our own
 
 
 def _digest(key: str) -> bytes:

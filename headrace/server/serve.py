@@ -44,6 +44,8 @@ class ServerOptions:
     """0: any free one; the ready line names it."""
     aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    origins: tuple[str, ...] = ()
+    """Sites whose pages may use the server from a browser; "*": all."""
     drain_timeout_s: float = 60.0
     """How long running replies may take to finish after the first SIGTERM or SIGINT."""
     log_requests: bool = True
@@ -78,7 +80,13 @@ def serve(
         with progress as report:
             deployment = build(config, report)
         load_s = time.monotonic() - start_s
-        app = create_app(deployment, limits=options.limits, aliases=options.aliases, api_keys=options.api_keys)
+        app = create_app(
+            deployment,
+            limits=options.limits,
+            aliases=options.aliases,
+            api_keys=options.api_keys,
+            origins=options.origins,
+        )
         settle_interpreter()
 
         def announce() -> None:

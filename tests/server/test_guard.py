@@ -61,3 +61,30 @@ def test_keys_are_tenants_and_share_no_prefixes(start):
 
 def test_without_keys_everything_is_open(shared: RunningServer):
     assert shared.get("/v1/models").status_code == 200
+
+
+def test_pages_of_other_sites_stay_out(start):
+    server = start()
+    body = {"prompt": "x", "max_tokens": 1}
+    for origin in ("https://evil.example", "null", f"http://127.0.0.1:{server.port + 1}"):
+        # A form of such a page needs no preflight.
+        response = server.post("/v1/completions", json=body, headers={"origin": origin})
+        assert response.status_code == 403
+        assert response.json()["error"]["code"] == "origin_not_allowed"
+        assert server.request("OPTIONS", "/v1/completions", headers={"origin": origin}).status_code == 403
+    assert server.post("/v1/completions", json=body).status_code == 200
+    assert server.post("/v1/completions", json=body, headers={"origin": server.url}).status_code == 200
+
+
+def test_pages_of_a_named_site_may_ask(start):
+    server = start(origins=("https://good.example",), api_keys=KEYS)
+    preflight = {"origin": "https://good.example", "access-control-request-method": "POST"}
+    response = server.request("OPTIONS", "/v1/completions", headers=preflight)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://good.example"
+    headers = {"origin": "https://good.example", "authorization": f"Bearer {KEYS[0]}"}
+    response = server.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://good.example"
+    other = headers | {"origin": "https://other.example"}
+    assert server.post("/v1/completions", json={"prompt": "x"}, headers=other).status_code == 403
