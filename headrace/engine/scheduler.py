@@ -236,7 +236,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
         events = self._pooled(plan, result, now) if plan.pools else []
-        memory, num_sampled = self.state.memory, 0
+        memory, served, num_sampled = self.state.memory, self.policy.served, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
             readout = span.first_readout + span.num_scores
@@ -251,7 +251,7 @@ class Scheduler:
                         events.append(event)
                         num_new = len(event.tokens)
                         num_sampled += num_new
-                        self.policy.served(sequence, 0, num_new)
+                        served(sequence, 0, num_new)
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own

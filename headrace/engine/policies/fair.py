@@ -20,7 +20,7 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 
 
 class Fair:
-    """Around any policy. With one tenant it is that policy."""
+    """Around any policy. As long as there is one tenant, it is that policy and counts nothing."""
 
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None) -> None:
         """`weights`: of tenants; 1 where none is given."""
@@ -65,6 +65,8 @@ class Fair:
             yield sequence  # whose admission moves the counter
 
     def served(self, sequence: Sequence, num_prompt: int, num_generated: int) -> None:
+        if len(self.counters) == 1:  # nobody to compare with, and whoever comes next starts no lower
+            return
         tenant = sequence.request.tenant
         service = INPUT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_generated
         self.counters[tenant] = self._last_served = self.counters.get(tenant, 0.0) + service / self._weights.get(
