@@ -1,9 +1,9 @@
 // From one row of logits to a token: headrace/executor/sampler.py without its sorts.
 //
-// Everything is double, as there: penalties, bias (DRY's are among them), bans, temperature, top-k, typical-p, top-p, min-p,
-// XTC, then the inverse of the cumulative distribution in order of ids at one uniform number. Ties go to the smaller id. Sums add up in another order
-// than NumPy's, the temperature divides as a factor and e^x may differ in its last bit, so the token is the reference's
-// unless the uniform number (or top_p) falls within about 1e-14 of a border.
+// Everything is double, as there: penalties, bias (DRY's are among them), bans, temperature, top-k, typical-p, top-p,
+// min-p, XTC, then the inverse of the cumulative distribution in order of ids at one uniform number. Ties go to the
+// smaller id. Sums add up in another order than NumPy's, the temperature divides as a factor and e^x may differ in its
+// last bit, so the token is the reference's unless the uniform number (or top_p) falls within about 1e-14 of a border.
 //
 // A row that nothing adjusts is read as floats: greedy and top-k rows once, others for the peak, e^x, sums and the draw.
 // A top-k row takes e^x of k numbers only; top-p looks closely only at tokens that could be at its border.
@@ -196,6 +196,19 @@ static void keep(Kept& kept, int32_t* ids, const Entry* entries, int32_t num_ent
     kept.count = count;
 }
 
+// Only the places for which stays(place) holds.
+template <typename Stays>
+static void keep_where(Kept& kept, int32_t* ids, Stays stays) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < kept.count; ++i)
+        if (stays(i)) {
+            kept.weights[count] = kept.weights[i];
+            ids[count++] = kept.ids ? kept.ids[i] : i;
+        }
+    kept.ids = ids;
+    kept.count = count;
+}
+
 // Places of weights >= least, rising.
 static int32_t gather(const Kept& kept, double least, Entry* entries) {
     int32_t count = 0;
@@ -259,14 +272,9 @@ static void keep_typical(Kept& kept, const T* x, double peak, double factor, dou
         room[0] = room[--left];
         sift_down(room, left, 0);
     }
-    int32_t count = 0;
-    for (int32_t i = 0; i < kept.count; ++i)
-        if (kept.weights[i] > 0.0 && (distances[i] < last.value || (distances[i] == last.value && i <= -last.id))) {
-            kept.weights[count] = kept.weights[i];
-            ids[count++] = kept.ids ? kept.ids[i] : i;
-        }
-    kept.ids = ids;
-    kept.count = count;
+    keep_where(kept, ids, [&](int32_t i) {
+        return kept.weights[i] > 0.0 && (distances[i] < last.value || (distances[i] == last.value && i <= -last.id));
+    });
 }
 
 // "Exclude top choices": of the tokens of at least that probability only the least probable stays, of equals the last.
@@ -275,14 +283,7 @@ static void drop_top(Kept& kept, double threshold, int32_t* ids) {
     int32_t least = -1;
     for (int32_t i = 0; i < kept.count; ++i)
         if (kept.weights[i] >= border && (least < 0 || kept.weights[i] <= kept.weights[least])) least = i;
-    int32_t count = 0;
-    for (int32_t i = 0; i < kept.count; ++i)
-        if (!(kept.weights[i] >= border) || i == least) {
-            kept.weights[count] = kept.weights[i];
-            ids[count++] = kept.ids ? kept.ids[i] : i;
-        }
-    kept.ids = ids;
-    kept.count = count;
+    keep_where(kept, ids, [&](int32_t i) { return !(kept.weights[i] >= border) || i == least; });
 }
 
 static int32_t draw(const Kept& kept, double uniform) {
