@@ -42,7 +42,7 @@ class Request:
     priority: int = 0
     """Smaller is more urgent."""
     deadline_s: float | None = None
-    """When the reply should be complete. Carried for policies, as `priority` is: the one there is reads neither."""
+    """When the reply should be complete. Carried for policies to come: none reads it yet."""
     adapter: str = ""
     cache_salt: str = ""
     """Prefixes are shared only between requests with the same salt (and adapter)."""

@@ -19,6 +19,7 @@ from headrace.server.limits import CallLimits
 from headrace.server.protocol import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     EmbeddingRequest,
     Message,
     RenderRequest,
@@ -262,6 +263,12 @@ def tokenize(call: TokenizeRequest, deployment: Deployment) -> tuple[int, ...]:
             call.prompt, add_special_tokens=call.add_special_tokens is not False, parse_special=True
         )
     )
+
+
+def detokenize(call: DetokenizeRequest, deployment: Deployment) -> str:
+    """Raises `ApiError` (400) for an id outside the vocabulary."""
+    check_ids(call.tokens, deployment.tokenizer.vocab_size, "tokens")
+    return deployment.tokenizer.decode(call.tokens)
 
 
 def render(call: RenderRequest, deployment: Deployment) -> str:

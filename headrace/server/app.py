@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -28,6 +28,9 @@ from headrace.server.service import Service
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
+
+T = TypeVar("T")
+Reading = TypeVar("Reading", protocol.TokenizeRequest, protocol.DetokenizeRequest, protocol.RenderRequest)
 
 
 def create_app(
@@ -177,22 +180,15 @@ class Handlers:
         return _json(self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
-        service = self._service
-        call = await self._parse(protocol.TokenizeRequest, request)
-        admission.check_model(call.model, service.names)
-        with service.call(), service.entering(1):
-            tokens = await service.in_text_pool(admission.tokenize, call, service.deployment)
-        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.deployment.context_length})
+        tokens = await self._read(request, protocol.TokenizeRequest, admission.tokenize)
+        context_length = self._service.deployment.context_length
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": context_length})
 
     async def detokenize(self, request: Request) -> Response:
-        service = self._service
-        call = await self._parse(protocol.DetokenizeRequest, request)
-        admission.check_model(call.model, service.names)
-        tokenizer = service.deployment.tokenizer
-        with service.call(), service.entering(1):
-            admission.check_ids(call.tokens, tokenizer.vocab_size, "tokens")
-            text = await service.in_text_pool(tokenizer.decode, call.tokens)
-        return _json({"prompt": text})
+        return _json({"prompt": await self._read(request, protocol.DetokenizeRequest, admission.detokenize)})
+
+    async def render(self, request: Request) -> Response:
+        return _json({"prompt": await self._read(request, protocol.RenderRequest, admission.render)})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client has to know that encodes and renders here; vLLM's fields, which lm-evaluation-harness reads."""
@@ -201,14 +197,6 @@ class Handlers:
         names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         texts = {name: None if token is None else tokenizer.text_of(token) for name, token in names.items()}
         return _json({**texts, "pad_token": None, "chat_template": None if template is None else template.source})
-
-    async def render(self, request: Request) -> Response:
-        service = self._service
-        call = await self._parse(protocol.RenderRequest, request)
-        admission.check_model(call.model, service.names)
-        with service.call(), service.entering(1):
-            text = await service.in_text_pool(admission.render, call, service.deployment)
-        return _json({"prompt": text})
 
     async def health(self, request: Request) -> Response:
         """200 while the engine lives, whatever it is doing."""
@@ -233,6 +221,14 @@ class Handlers:
                 openapi.document, system.version(), self._service.limits, has_keys=self._has_keys
             )
         return _json(self._described)
+
+    async def _read(self, request: Request, kind: type[Reading], function: Callable[[Reading, Deployment], T]) -> T:
+        """What `function`, in the text pool, makes of a call that needs no engine."""
+        service = self._service
+        call = await self._parse(kind, request)
+        admission.check_model(call.model, service.names)
+        with service.call(), service.entering(1):
+            return await service.in_text_pool(function, call, service.deployment)
 
     async def _parse(self, kind: type[protocol.Body], request: Request) -> protocol.Body:
         service = self._service

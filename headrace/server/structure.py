@@ -63,15 +63,8 @@ class ReplyRule:
 def rule_of_chat(call: ChatRequest, choice: ToolChoice, deployment: Deployment, prompt: str) -> ReplyRule | None:
     """None where replies are free. Raises `ApiError` or `InvalidRequest`."""
     answer = _answer(call)
-    forced = force(
-        replace(choice, mode="required"),
-        (deployment.tool_format or HERMES).layout,
-        parallel=call.parallel_tool_calls is not False,
-    )
-    special = deployment.tokenizer.control.ids
     if choice.mode == "required":
-        assert forced is not None
-        answer = constraints.calls(forced, special)
+        answer = _calls(call, choice, deployment)
     elif choice.mode == "auto" and answer is not None:
         if answer.kind != "json_schema":
             raise bad_request(
@@ -80,8 +73,7 @@ def rule_of_chat(call: ChatRequest, choice: ToolChoice, deployment: Deployment, 
                 'or set tool_choice to "none".',
                 answer.param,
             )
-        assert forced is not None
-        answer = constraints.calls(forced, special, answer)
+        answer = _calls(call, choice, deployment, answer)
     thinking, budget = deployment.thinking, call.reasoning_budget
     if budget is not None and thinking is None:
         raise bad_request(
@@ -92,12 +84,20 @@ def rule_of_chat(call: ChatRequest, choice: ToolChoice, deployment: Deployment, 
     return ReplyRule(answer, thinking, thinking is not None and thinking.is_open_after(prompt), budget)
 
 
+def _calls(
+    call: ChatRequest, choice: ToolChoice, deployment: Deployment, answer: Constraint | None = None
+) -> Constraint:
+    """Calls of the tools, or the answer where one is given."""
+    layout = (deployment.tool_format or HERMES).layout
+    forced = force(replace(choice, mode="required"), layout, parallel=call.parallel_tool_calls is not False)
+    assert forced is not None, "required"
+    return constraints.calls(forced, deployment.tokenizer.control.ids, answer)
+
+
 def rule_of_completion(call: Sampling) -> ReplyRule | None:
     """None where replies are free. Raises `ApiError` or `InvalidRequest`."""
     answer = _answer(call)
-    if answer is None:
-        return None
-    return ReplyRule(answer)
+    return None if answer is None else ReplyRule(answer)
 
 
 def _answer(call: Sampling) -> Constraint | None:

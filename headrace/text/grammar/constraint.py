@@ -45,8 +45,8 @@ def json_schema(schema: object, param: str) -> Constraint:
     """Raises `InvalidRequest` for what is no JSON schema at first sight; the rest is seen when it is compiled."""
     if not isinstance(schema, dict):
         raise InvalidRequest("invalid_value", f"{param} must be an object, a JSON schema.", param=param)
-    text = _written(schema, param)
-    return Constraint("json_schema", text, param, longest_json(json.loads(text)))
+    narrowed, text = _narrowed(schema, param)
+    return Constraint("json_schema", text, param, longest_json(narrowed))
 
 
 def json_object(param: str) -> Constraint:
@@ -87,14 +87,15 @@ def calls(forced: Forced, special: Mapping[str, int], answer: Constraint | None 
         "calls: " + _join(_literals(forced.start, special), _repeated(forced, special), _literals(forced.end, special)),
         "call: " + " | ".join(rules),
     ]
-    for rule, call in zip(rules, forced.calls, strict=True):
-        body = _inline_json(_written(call.schema, "tools"))
+    schemas = [_narrowed(call.schema, "tools")[0] for call in forced.calls]
+    for rule, call, schema in zip(rules, forced.calls, schemas, strict=True):
+        body = _inline_json(schema)
         lines.append(f"{rule}: " + _join(_literals(call.prefix, special), body, _literals(call.suffix, special)))
     if answer:
-        lines.append("answer: " + _inline_json(answer.text))
+        lines.append("answer: " + _inline_json(json.loads(answer.text)))
     lark = "\n".join(lines)
     _check_size(lark, "tools", MAX_BYTES)
-    return Constraint("lark", lark, "tools", None if answer else _longest_call(forced))
+    return Constraint("lark", lark, "tools", None if answer else _longest_call(forced, schemas))
 
 
 def _repeated(forced: Forced, special: Mapping[str, int]) -> str:
@@ -104,20 +105,20 @@ def _repeated(forced: Forced, special: Mapping[str, int]) -> str:
     return f"call ({_join(_literals(forced.separator, special), 'call')}){times}"
 
 
-def _longest_call(forced: Forced) -> int | None:
+def _longest_call(forced: Forced, schemas: Sequence[Mapping[str, Any]]) -> int | None:
     if forced.max_calls != 1:
         return None
     longest = 0
-    for call in forced.calls:
-        arguments = longest_json(finite(call.schema))
+    for call, schema in zip(forced.calls, schemas, strict=True):
+        arguments = longest_json(schema)
         if arguments is None:
             return None
         longest = max(longest, len((call.prefix + call.suffix).encode()) + arguments)
     return longest + len((forced.start + forced.end).encode())
 
 
-def _inline_json(text: str) -> str:
-    return "%json " + json.dumps(json.loads(text) | {"x-guidance": JSON_OPTIONS}, ensure_ascii=False)
+def _inline_json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS}, ensure_ascii=False)
 
 
 def _literals(text: str, special: Mapping[str, int]) -> str:
@@ -140,13 +141,15 @@ def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _written(schema: Mapping[str, Any], param: str) -> str:
+def _narrowed(schema: Mapping[str, Any], param: str) -> tuple[Mapping[str, Any], str]:
+    """(what is compiled, its text)."""
     try:
-        text = json.dumps(finite(schema), ensure_ascii=False)
+        narrowed = finite(schema)
+        text = json.dumps(narrowed, ensure_ascii=False)
     except RecursionError as error:
         raise InvalidRequest("invalid_value", f"{param} is nested too deeply; simplify it.", param=param) from error
     _check_size(text, param, MAX_BYTES)
-    return text
+    return narrowed, text
 
 
 def _check_size(text: str, param: str, most: int) -> None:
