@@ -61,6 +61,13 @@ Isa = Annotated[
     str, typer.Option(help="Instruction set of the native backend. Default: the best; see inspect --system.")
 ]
 KvFormat = Annotated[str, typer.Option(metavar="f16|f32", help="Keys and values in the cache.")]
+Activations = Annotated[
+    str,
+    typer.Option(
+        metavar="int8|int16",
+        help="Inputs of quantized products in the native backend: int16 is as good as float32; prompts take longer.",
+    ),
+]
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a reply. Default: until the context is full.")
 ]
@@ -115,6 +122,7 @@ def serve(
     threads: Threads = None,
     isa: Isa = "",
     kv_format: KvFormat = "f16",
+    activations: Activations = "int8",
     chat_template: Template = None,
     tool_format: Annotated[
         str | None,
@@ -160,6 +168,7 @@ def serve(
             threads=threads,
             isa=isa,
             kv_format=kv_format,
+            activations=activations,
             chat_template=chat_template,
             tool_format=tool_format,
             served_model_name=names[0] if names else None,
@@ -201,6 +210,7 @@ def chat(
     threads: Threads = None,
     isa: Isa = "",
     kv_format: KvFormat = "f16",
+    activations: Activations = "int8",
 ) -> None:
     """Talk to a model in the terminal; from a pipe, each line is a message.
 
@@ -222,6 +232,7 @@ def chat(
                 threads=threads,
                 isa=isa,
                 kv_format=kv_format,
+                activations=activations,
             )
         )
         messages = list(opening)
@@ -263,6 +274,7 @@ def generate(
     threads: Threads = None,
     isa: Isa = "",
     kv_format: KvFormat = "f16",
+    activations: Activations = "int8",
 ) -> None:
     """Continue a text, without a chat template."""
     with friendly_errors(), contextlib.ExitStack() as stack:
@@ -280,6 +292,7 @@ def generate(
                 threads=threads,
                 isa=isa,
                 kv_format=kv_format,
+                activations=activations,
             )
         )
         for piece in llm.stream(text, params, stop=stops):

@@ -143,7 +143,7 @@ NB_MODULE(_native, m) {
 
     nb::class_<Model> model_class(m, "Model");
     model_class
-        .def(nb::init<int, int, const std::string&>(), "num_threads"_a, "max_tokens"_a, "isa"_a)
+        .def(nb::init<int, int, int, const std::string&>(), "num_threads"_a, "max_tokens"_a, "planes"_a, "isa"_a)
         .def("add_matrix", [](Model& model, Packing packing, int32_t width, StoredRows stored) {
             nb::gil_scoped_release released;
             return model.add_matrix(packing, (int32_t)stored.shape(0), width, stored.data(), stored.shape(1));

@@ -28,9 +28,11 @@ struct PackedMatrix {
 };
 
 // Activations of a quantized product: int8 per row and group of 32. value = scale * q, q = round(x / scale),
-// scale = max|x| / 127. Row r begins at r * width (q), r * width / 32 (scale, scaled_sum), r * width / 16 (sums).
+// scale = max|x| / 127. With two planes, what is left of a row, x - scale * q, is quantized in the same way to a row of
+// its own: 16 bits in all. Plane p of row r is row planes * r + p here; row i begins at i * width (q), i * width / 32
+// (scale, scaled_sum), i * width / 16 (sums).
 struct QuantizedRows {
-    int32_t width;
+    int32_t width, planes;
     int8_t* q;
     float* scale;
     float* scaled_sum;  // scale * sum of q over the group: what an offset of the weights (Q4_1's minimum) is times
@@ -130,7 +132,7 @@ struct Kernels {
     void (*quantize)(const float* x, int32_t row, const QuantizedRows& to);
     // x [num_rows][32]: inputs [32 * group, 32 * (group + 1)) of the rows.
     void (*quantize_column)(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to);
-    // out[r][s * 16 + i] for rows of activations [0, num_rows) and strips [first, last) of the matrix. The caller goes on
+    // out[r][s * 16 + i] for rows of activations [0, num_rows), planes added up, and strips [first, last) of the matrix. The caller goes on
     // with strips [last, fetch_last): few rows, which wait for memory, ask for them early.
     void (*linear_quantized)(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,
                              const QuantizedRows& x, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue);

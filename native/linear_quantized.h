@@ -7,7 +7,7 @@
 //   acc  = fma(part, activation_scale, acc)
 //   acc  = fma(weight_minimum, scaled_sum, acc)                        formats with a minimum
 //
-// and at the end out = acc (+ bias) (+ out).
+// and at the end out = acc (+ acc of the second plane) (+ bias) (+ out).
 //
 // The floor, per strip of 16 rows, group of 32 and row of activations: 1024 operations are 8 vpdpbusd (AVX-512) or 16
 // vpmaddubsw and 14 vpaddw (AVX2) beside the conversion, a multiply and one or two fma per register of floats: 10-11 and
@@ -33,9 +33,9 @@ struct GroupPlaces {
     int32_t* sums;
     size_t bytes, groups;  // steps: of q; of the others
 
-    GroupPlaces(const QuantizedRows& to, int32_t row, int32_t group, size_t bytes, size_t groups)
+    GroupPlaces(const QuantizedRows& to, int32_t row, int32_t plane, int32_t group, size_t bytes, size_t groups)
         : bytes(bytes), groups(groups) {
-        const size_t at = (size_t)row * (to.width / GROUP) + group;
+        const size_t at = ((size_t)row * to.planes + plane) * (to.width / GROUP) + group;
         q = to.q + at * GROUP;
         scale = to.scale + at;
         scaled_sum = to.scaled_sum + at;
@@ -43,8 +43,8 @@ struct GroupPlaces {
     }
 };
 
-// x [num][32], num <= 16: their scales are divisions of one vector.
-static void quantize_groups(const float* x, int num, const GroupPlaces& to) {
+// x [num][32], num <= 16: their scales are divisions of one vector. `left`: null, or gets x less what is kept of it.
+static void quantize_groups(const float* x, int num, const GroupPlaces& to, float* left) {
     const V huge = splat(1e30f), infinite = splat(__builtin_inff()), limit = splat(127.0f), low = splat(-127.0f);
     float largest[LANES] = {}, scales[LANES], inverses[LANES];
     for (int i = 0; i < num; ++i) {
@@ -60,8 +60,11 @@ static void quantize_groups(const float* x, int num, const GroupPlaces& to) {
     for (int i = 0; i < num; ++i) {
         const V factor = splat(inverses[i]);
         int8_t* const q = to.q + i * to.bytes;
-        store_i8(q, max(min(round(mul(load(x + i * GROUP), factor)), limit), low));
-        store_i8(q + LANES, max(min(round(mul(load(x + i * GROUP + LANES), factor)), limit), low));
+        for (int half = 0; half < GROUP; half += LANES) {
+            const V value = load(x + i * GROUP + half), kept = max(min(round(mul(value, factor)), limit), low);
+            store_i8(q + half, kept);
+            if (left) store(left + i * GROUP + half, fma(kept, splat(-scales[i]), value));
+        }
         const int32_t second = sum_i8(q + LANES), sum = sum_i8(q) + second;
         to.scale[i * to.groups] = scales[i];
         to.scaled_sum[i * to.groups] = scales[i] * (float)sum;
@@ -70,16 +73,25 @@ static void quantize_groups(const float* x, int num, const GroupPlaces& to) {
     }
 }
 
+// All planes of groups from (row, group) on, `bytes` and `groups` apart.
+static void quantize_planes(const float* x, int num, const QuantizedRows& to, int32_t row, int32_t group, size_t bytes,
+                            size_t groups) {
+    float left[LANES * GROUP];
+    const bool has_more = to.planes > 1;
+    quantize_groups(x, num, {to, row, 0, group, bytes, groups}, has_more ? left : nullptr);
+    if (has_more) quantize_groups(left, num, {to, row, 1, group, bytes, groups}, nullptr);
+}
+
 static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
     const int32_t groups = to.width / GROUP;
     for (int32_t g = 0; g < groups; g += LANES, x += LANES * GROUP)
-        quantize_groups(x, groups - g < LANES ? groups - g : LANES, {to, row, g, GROUP, 1});
+        quantize_planes(x, groups - g < LANES ? groups - g : LANES, to, row, g, GROUP, 1);
 }
 
 static void quantize_column(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to) {
+    const size_t row_bytes = (size_t)to.planes * to.width;
     for (int32_t row = 0; row < num_rows; row += LANES, x += LANES * GROUP)
-        quantize_groups(x, num_rows - row < LANES ? num_rows - row : LANES,
-                        {to, row, group, (size_t)to.width, (size_t)(to.width / GROUP)});
+        quantize_planes(x, num_rows - row < LANES ? num_rows - row : LANES, to, row, group, row_bytes, row_bytes / GROUP);
 }
 
 // --------------------------------------------------------------------------------------------------- reading weights
@@ -316,7 +328,7 @@ constexpr int32_t stage_from(int bits) {
     return 2 * MAX_TILE + 1;
 }
 constexpr int32_t STAGED_GROUPS = 24;             // at most 15 KiB in the L1 cache (AVX2, 8 bits: 27)
-constexpr int32_t ROWS_AT_ONCE = 128;             // sums kept while a strip's panels pass
+constexpr int32_t ROWS_AT_ONCE = 128;             // of planes: sums kept while a strip's panels pass
 
 HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool accumulate, float* out) {
     V v = load(acc);
@@ -344,8 +356,8 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
         const Weights<P> packed{strip, strip + heads, nullptr}, panel{nullptr, nullptr, staged};
         const int32_t outputs = matrix.rows - s * STRIP < STRIP ? matrix.rows - s * STRIP : STRIP;
         const float* bias = epilogue.bias ? epilogue.bias + s * STRIP : nullptr;
-        for (int32_t row = 0; row < num_rows; row += ROWS_AT_ONCE) {
-            const int32_t rows = num_rows - row < ROWS_AT_ONCE ? num_rows - row : ROWS_AT_ONCE;
+        for (int32_t row = 0; row < x.planes * num_rows; row += ROWS_AT_ONCE) {
+            const int32_t left = x.planes * num_rows - row, rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
             memset(acc, 0, rows * STRIP * sizeof(float));
             // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
             // at each page of 4 KiB). The others find it in the cache.
@@ -361,9 +373,12 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
                                    {strip + FETCH_AHEAD + at, size, fetch_end});
                 }
             }
-            for (int32_t r = 0; r < rows; ++r)
-                finish_row(acc + r * STRIP, outputs, bias, epilogue.accumulate,
-                           out + (size_t)(row + r) * out_stride + s * STRIP);
+            for (int32_t r = 0; r < rows; r += x.planes) {
+                float* const sum = acc + r * STRIP;
+                if (x.planes > 1) store(sum, add(load(sum), load(sum + STRIP)));
+                finish_row(sum, outputs, bias, epilogue.accumulate,
+                           out + (size_t)((row + r) / x.planes) * out_stride + s * STRIP);
+            }
         }
     }
 }

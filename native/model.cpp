@@ -56,8 +56,8 @@ const Kernels& kernels_named(const std::string& isa) {
     return *kernels;
 }
 
-Model::Model(int num_threads, int max_tokens, const std::string& isa)
-    : kernels_(kernels_named(isa)), pool_(num_threads), max_tokens_(max_tokens), scratch_(pool_.size()) {}
+Model::Model(int num_threads, int max_tokens, int planes, const std::string& isa)
+    : kernels_(kernels_named(isa)), pool_(num_threads), max_tokens_(max_tokens), planes_(planes), scratch_(pool_.size()) {}
 
 void Model::add_op(std::unique_ptr<Op> op) {
     auto& ops = in_head_ ? head_ : trunk_;
@@ -123,9 +123,10 @@ void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_til
 
 QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
     float* place = floats(buffer, rows);
-    const size_t cells = (size_t)rows * buffer.width;
+    const size_t cells = (size_t)rows * planes_ * buffer.width;
     QuantizedRows result;
     result.width = buffer.width;
+    result.planes = planes_;
     result.q = reinterpret_cast<int8_t*>(place);
     result.scale = place + cells / 4;
     result.scaled_sum = result.scale + cells / GROUP;

@@ -44,7 +44,7 @@ private:
 };
 
 // Where a buffer lies in the arena: with n rows, the n * width floats from n * offset. A quantized buffer holds its
-// QuantizedRows in place of the floats (width * 3 / 8 floats a row).
+// QuantizedRows in place of the floats (width * 3 / 8 floats a row and plane).
 struct Buffer {
     int32_t offset, width;
     bool is_quantized;
@@ -129,7 +129,8 @@ public:
 
 class Model {
 public:
-    Model(int num_threads, int max_tokens, const std::string& isa);
+    // `planes`: of the activations of quantized products, 1 (8 bits) or 2 (16).
+    Model(int num_threads, int max_tokens, int planes, const std::string& isa);
     ~Model();
 
     // Pack a stored matrix; its id. `stored` has `rows` rows, `row_bytes` apart. Uses all threads.
@@ -203,7 +204,7 @@ private:
 
     const Kernels& kernels_;
     Pool pool_;
-    const int max_tokens_;
+    const int max_tokens_, planes_;
     std::vector<PackedMatrix> matrices_;
     Shelf packed_;
     std::vector<std::vector<float>> vectors_;

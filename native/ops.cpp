@@ -224,15 +224,16 @@ public:
             return;
         }
         const QuantizedRows from = model.quantized(buffer, rows);
-        const size_t groups = width / GROUP;
+        const size_t planes = from.planes, groups = planes * (width / GROUP);  // of a row
         quantized_.width = width;
+        quantized_.planes = from.planes;
         quantized_.scale = room;
         quantized_.scaled_sum = quantized_.scale + count * groups;
         quantized_.sums = reinterpret_cast<int32_t*>(quantized_.scaled_sum + count * groups);
         quantized_.q = reinterpret_cast<int8_t*>(quantized_.sums + 2 * count * groups);
         for (int32_t i = 0; i < count; ++i) {
             const size_t row = pairs[i] / per_row, at = row * groups, to = i * groups;
-            std::copy_n(from.q + at * GROUP, width, quantized_.q + to * GROUP);
+            std::copy_n(from.q + at * GROUP, planes * width, quantized_.q + to * GROUP);
             std::copy_n(from.scale + at, groups, quantized_.scale + to);
             std::copy_n(from.scaled_sum + at, groups, quantized_.scaled_sum + to);
             std::copy_n(from.sums + 2 * at, 2 * groups, quantized_.sums + 2 * to);
@@ -290,8 +291,8 @@ void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& sc
             const float* from = gates + (size_t)i * GROUP;
             if (out.is_quantized) {  // a pair's numbers are a row of `outputs`
                 QuantizedRows to = model.quantized(out, rows);
-                const size_t cell = (size_t)pairs[i] * outputs;
-                to = {outputs, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP};
+                const size_t cell = (size_t)pairs[i] * to.planes * outputs;
+                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP};
                 k.quantize_column(from, 1, column / GROUP, to);
             } else {
                 std::copy_n(from, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);

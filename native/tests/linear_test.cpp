@@ -153,14 +153,15 @@ struct Rows {
     std::vector<int8_t> q;
     Floats scale, scaled_sum;
     std::vector<int32_t> sums;
-    int width;
-    Rows(const Kernels& k, const Floats& x, int rows, int width)
-        : q((size_t)rows * width), scale(q.size() / 32), scaled_sum(q.size() / 32), sums(q.size() / 16), width(width) {
+    int width, planes;
+    Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1)
+        : q((size_t)rows * planes * width), scale(q.size() / 32), scaled_sum(q.size() / 32), sums(q.size() / 16),
+          width(width), planes(planes) {
         for (int r = 0; r < rows; ++r) k.quantize(&x[(size_t)r * width], r, view());
     }
     QuantizedRows view(int from = 0) {  // the rows from `from` on
-        const size_t at = (size_t)from * width;
-        return {width, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32, sums.data() + at / 16};
+        const size_t at = (size_t)from * planes * width;
+        return {width, planes, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32, sums.data() + at / 16};
     }
 };
 
@@ -210,15 +211,42 @@ void check_quantize() {
     }
 }
 
+// Two planes: the first as it is alone, the second what is left, exactly, quantized alone; together 15 bits and more.
+void check_planes() {
+    const int num = 5, width = 544;
+    const Floats x = random_rows(num, width);
+    for (const Kernels* k : all_kernels()) {
+        const Rows both(*k, x, num, width, 2), first(*k, x, num, width);
+        Floats left(x.size());
+        for (size_t i = 0; i < x.size(); ++i) left[i] = std::fma(-first.scale[i / 32], (float)first.q[i], x[i]);
+        const Rows second(*k, left, num, width);
+        for (int r = 0; r < num; ++r) {
+            const auto same = [&](const auto& of_both, const auto& of_first, const auto& of_second, int size) {
+                const auto at = of_both.begin() + 2 * r * size;
+                return std::equal(at, at + size, of_first.begin() + r * size) &&
+                       std::equal(at + size, at + 2 * size, of_second.begin() + r * size);
+            };
+            EXPECT(same(both.q, first.q, second.q, width) && same(both.scale, first.scale, second.scale, width / 32) &&
+                       same(both.scaled_sum, first.scaled_sum, second.scaled_sum, width / 32) &&
+                       same(both.sums, first.sums, second.sums, width / 16),
+                   "%s: planes of row %d", k->name, r);
+        }
+        for (size_t i = 0; i < x.size(); ++i) {
+            const float kept = (float)second.q[i] * second.scale[i / 32];
+            EXPECT(std::fabs(left[i] - kept) <= first.scale[i / 32] / 500, "%s: 16 bits at %zu", k->name, i);
+        }
+    }
+}
+
 // A column of groups at a time: the bits of whole rows, and nothing else written.
-void check_quantize_column() {
+void check_quantize_column(int planes) {
     const int most = 40;
     for (int width : {32, 96, 1056}) {
         Floats x = random_rows(most, width);
         x[5] = NAN, x[(size_t)17 * width + width - 1] = INFINITY;
         for (const Kernels* k : all_kernels())
             for (int num : {1, 2, 3, 15, 16, 17, 33, 40}) {
-                Rows expected(*k, Floats(x.size(), 1.0f), most, width), rows = expected;
+                Rows expected(*k, Floats(x.size(), 1.0f), most, width, planes), rows = expected;
                 for (int r = 0; r < num; ++r) k->quantize(&x[(size_t)r * width], r, expected.view());
                 for (int group = width / 32 - 1; group >= 0; --group) {
                     Floats column((size_t)num * 32);
@@ -254,7 +282,7 @@ void check_product(const char* name, const Floats& w, int rows, int width, const
 }
 
 // One matrix: `counts` are the rows of activations passed at once, the largest of them at hand.
-void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts) {
+void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts, int planes = 1) {
     const bool quantized = format.block > 1;
     const std::vector<uint8_t> stored = random_weights(format, rows, width);
     Floats w((size_t)rows * width);
@@ -269,14 +297,14 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
     for (float& v : before) v = (float)(random_bits() % 100) / 10;
     for (const Kernels* k : all_kernels()) {
         char name[100];
-        std::snprintf(name, sizeof name, "%s: %s %d x %d", k->name, format.name, rows, width);
+        std::snprintf(name, sizeof name, "%s: %s %d x %d, %d planes", k->name, format.name, rows, width, planes);
         const Matrix m(*k, format, stored, rows, width);
         Floats row(width);
         for (int r = 0; r < rows; ++r) {
             k->unpack_row(m.packed, r, row.data());
             EXPECT(!std::memcmp(row.data(), &w[(size_t)r * width], width * 4), "%s: unpack of row %d", name, r);
         }
-        Rows quants(*k, x, quantized ? most : 0, width);
+        Rows quants(*k, x, quantized ? most : 0, width, planes);
         const int strips = m.packed.num_strips();
         const auto run = [&](int first, int last, int from, int num, Floats& out, Epilogue epilogue) {
             float* const to = out.data() + (size_t)from * stride;
@@ -292,7 +320,13 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
             expected = whole;
             std::vector<double> activations(x.begin(), x.end());
             if (quantized)
-                for (size_t i = 0; i < x.size(); ++i) activations[i] = (double)quants.q[i] * quants.scale[i / 32];
+                for (size_t i = 0; i < x.size(); ++i) {
+                    activations[i] = 0;
+                    for (int plane = 0; plane < planes; ++plane) {
+                        const size_t at = (i / width * planes + plane) * width + i % width;
+                        activations[i] += (double)quants.q[at] * quants.scale[at / 32];
+                    }
+                }
             check_product(name, w, rows, width, activations, most, whole, before);
         }
         EXPECT(same_bits(whole, expected), "%s: other bits", name);
@@ -329,7 +363,8 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
 
 void run_checks() {
     check_quantize();
-    check_quantize_column();
+    check_planes();
+    for (int planes : {1, 2}) check_quantize_column(planes);
     using Ints = std::vector<int>;
     const Ints all_rows = IS_SHORT ? Ints{1, 47} : Ints{1, 15, 16, 17, 48, 100};
     const Ints widths = IS_SHORT ? Ints{32, 96, 256} : Ints{32, 64, 96, 256, 512, 768, 1024, 2048};
@@ -345,6 +380,10 @@ void run_checks() {
         }
         check_matrix(format, 33, std::max(64, format.block), many);
         if (!IS_SHORT) check_matrix(format, 33, 1024, many);
+        if (format.block > 1) {
+            check_matrix(format, 47, odd, counts, 2);
+            check_matrix(format, 33, std::max(64, format.block), {1, 63, 64, 65, 100}, 2);
+        }
         if (format.block == 1) check_matrix(format, 145, 77, {1, 2, 3, 5, 7, 8});  // eight strips side by side, and more
     }
 }

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from headrace.backends.native.model import NativeModel
+from headrace.backends.native.model import FLOAT_PACKINGS, PACKINGS, NativeModel
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import FinishReason
@@ -18,12 +18,15 @@ from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.models.registry import describe, open_weights
 from headrace.program.cache import cache_groups
 from headrace.server.build import ServeConfig, compose
+from tests.model.write_quantized import write_quantized_gguf
 
-from .loaded import assert_greedy, greedy, run
+from .loaded import Loaded, assert_greedy, greedy, run
 from .test_tiny_models import NAMES
 
 
-def native_engine(path: Path, *, kv_f16: bool, max_step_tokens: int = 256, context_length: int = 2048) -> Engine:
+def native_engine(
+    path: Path, *, kv_f16: bool, activation_bits: int = 8, max_step_tokens: int = 256, context_length: int = 2048
+) -> Engine:
     checkpoint = open_checkpoint(path)
     program = describe(checkpoint).program
     config = ServeConfig(max_running=8, max_step_tokens=max_step_tokens)
@@ -38,6 +41,7 @@ def native_engine(path: Path, *, kv_f16: bool, max_step_tokens: int = 256, conte
         context_length=context_length,
         num_threads=2,
         kv_f16=kv_f16,
+        activation_bits=activation_bits,
     )
     return compose(
         config,
@@ -64,6 +68,26 @@ def test_unquantized_weights_and_cache_are_right_to_rounding(name: str, chunk: i
     again = run(engine, greedy("again", expected["ids"], 16))["again"]
     assert again.num_cached >= 80
     assert_greedy(again, expected["greedy"]["steps"], 1e-3)
+
+
+@pytest.mark.parametrize(("base", "changes"), [("llama", {}), ("mixtral", {"num_hidden_layers": 2})])
+def test_16_bit_activations_are_float32_to_rounding(base: str, changes: dict, data_path: Path, tmp_path: Path) -> None:
+    """Quantized weights of every format against the reference backend, which multiplies in float32."""
+    config = json.loads((data_path / "tiny" / base / "config.json").read_text())
+    path, formats = tmp_path / "tiny.gguf", [name for name in PACKINGS if name not in FLOAT_PACKINGS]
+    write_quantized_gguf(path, {**config, "hidden_size": 256, "intermediate_size": 512, **changes}, formats)
+    scored = Request("r", tuple(range(100)), SamplingParams(max_tokens=1, num_logprobs=1), score_prompt=True)
+
+    def logprobs(engine: Engine) -> list[float]:
+        return [entry.logprob for entry in run(engine, scored)["r"].prompt_logprobs]
+
+    reference = logprobs(Loaded.open(path, data_path / "tiny" / base / "expected.json").engine(num_blocks=64))
+    worst = {}
+    for bits in (8, 16):
+        ours = logprobs(native_engine(path, kv_f16=False, activation_bits=bits, context_length=128))
+        worst[bits] = max(abs(a - b) for a, b in zip(ours, reference, strict=True))
+    print(worst)
+    assert worst[16] < 1e-3 < worst[8] / 20
 
 
 @pytest.mark.parametrize(

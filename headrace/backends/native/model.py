@@ -106,10 +106,12 @@ class NativeModel:
         context_length: int,
         num_threads: int,
         kv_f16: bool = True,
+        activation_bits: int = 8,
         isa: str = "",
         progress: Callable[[int, int, str], None] = lambda num_done, num_total, what: None,
     ) -> None:
-        """`num_blocks` per group; `max_tokens` is the largest step. Packs all weights, which takes all threads.
+        """`num_blocks` per group; `max_tokens` is the largest step; `activation_bits`, 8 or 16, are those of inputs of
+        quantized products. Packs all weights, which takes all threads.
 
         Raises `ConfigurationError` for an op without a kernel or a block size the cache cannot be laid out in.
         """
@@ -119,8 +121,9 @@ class NativeModel:
             )
         self._program = program
         self._kv_f16 = kv_f16
+        self._activation_bits = activation_bits
         self._context_length = context_length
-        self._native = _native.Model(num_threads, max_tokens, isa)
+        self._native = _native.Model(num_threads, max_tokens, activation_bits // 8, isa)
         self._weights = weights
         self._matrices: dict[Weight, int] = {}
         self._vectors: dict[Weight, int] = {}
@@ -146,7 +149,8 @@ class NativeModel:
 
     @property
     def numerics(self) -> str:
-        return f"native-{KERNEL_VERSION}/{self.isa}/{'f16' if self._kv_f16 else 'f32'}"
+        kv = "f16" if self._kv_f16 else "f32"
+        return f"native-{KERNEL_VERSION}/{self.isa}/{kv}/int{self._activation_bits}"
 
     @property
     def isa(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-QUANTIZED_FLOATS = 3 / 8
-"""Room of a quantized number in floats: a byte, two floats per 32 and an integer per 16 numbers (`QuantizedRows`)."""
+QUANTIZED_FLOATS = 2 * 3 / 8
+"""Room of a quantized number in floats, in each of two planes: a byte, two floats per 32 and an integer per 16 numbers
+(`QuantizedRows`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
