@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.core.protocols import LengthPrediction, LengthPredictor, StepCost
 from headrace.core.request import Request
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Sequence, Status
 from headrace.engine.predict.bound import BoundPredictor
 from headrace.engine.predict.calibration import Calibration
 
@@ -111,11 +111,15 @@ class Ledger:
         return self._outlived(sequence, self._entries[sequence.request.id].prediction.expected)
 
     def remaining(self, sequence: Sequence) -> float:
-        """Tokens of the reply yet to be generated."""
+        """Tokens of the reply yet to be generated; none for one that has ended and is still in flight."""
+        if sequence.status is Status.FINISHED:
+            return 0.0
         return self.expected(sequence) - sequence.num_generated
 
     def remaining_high(self, sequence: Sequence) -> float:
         """As many as nine in ten such replies have at most."""
+        if sequence.status is Status.FINISHED:
+            return 0.0
         high = self._entries[sequence.request.id].prediction.high
         return self._outlived(sequence, high) - sequence.num_generated
 

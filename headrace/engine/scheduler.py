@@ -338,7 +338,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
         events = self._pooled(plan, result, now) if plan.pools else []
-        memory, served, num_sampled = self.state.memory, self.policy.served, 0
+        memory, num_sampled = self.state.memory, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
             readout = span.first_readout + span.num_scores
@@ -351,9 +351,7 @@ class Scheduler:
                     scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
-                        num_new = len(event.tokens)
-                        num_sampled += num_new
-                        served(sequence, 0, num_new)
+                        num_sampled += len(event.tokens)
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own
@@ -403,6 +401,8 @@ class Scheduler:
                     tokens += forced
         if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.last:
             reason = FinishReason.LENGTH
+        if tokens:
+            self.policy.served(sequence, 0, len(tokens))
         if reason is not None:
             self._finish(sequence, is_complete=reason is not FinishReason.ERROR)
         elif readout < 0 and not scores:

@@ -17,6 +17,7 @@ from headrace.core.request import Pooling, Request
 from headrace.core.result import TokenLogprob
 from headrace.core.sequence import FinishReason
 from headrace.engine.limits import Limits
+from headrace.engine.predict.calibration import CalibrationReport
 from headrace.engine.state import EngineStats
 from headrace.memory.manager import GroupStats
 from headrace.text.chat_template import ChatTemplate
@@ -86,6 +87,7 @@ class FakeEngine:
     num_prompt: int = 0
     num_cached: int = 0
     num_generated: int = 0
+    wake_s: float | None = None
 
     def submit(self, request: Request) -> None:
         limits = Limits(self.context_length, self.context_length, self.max_queue, self.max_running, len(PIECES))
@@ -181,9 +183,13 @@ class FakeEngine:
             computed_tokens=self.num_prompt - self.num_cached + self.num_generated,
             generated_tokens=self.num_generated,
             preemptions=0,
+            displacements=0,
             evictions=0,
             groups=(GroupStats("full", NUM_BLOCKS, used, 3, NUM_BLOCKS - 3 - used),),
             num_places=self.num_places,
+            step_budget=0,
+            calibration=CalibrationReport(),
+            tenants=(),
         )
 
 

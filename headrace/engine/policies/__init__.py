@@ -48,7 +48,7 @@ class Policy(Protocol):
         ...
 
     def ended(self, sequence: Sequence) -> None:
-        """It gets no more tokens: forget it."""
+        """It gets no more tokens, and is not served any more: forget it."""
         ...
 
 
