@@ -7,6 +7,7 @@ computed, `GENERATED_WORK` per token generated.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headrace.core.protocols import LengthPrediction, LengthPredictor, StepCost
@@ -136,6 +137,17 @@ class Ledger:
         prompt_s = self.cost.seconds(to_compute, 0, context) if to_compute > 1 else 0.0
         num_streams = max(1, num_streams)
         return prompt_s + self.remaining(sequence) * self.cost.seconds(0, num_streams, context * num_streams)
+
+    def restoring_tokens(self, num_computed: int, num_streams: int) -> int:
+        """Tokens to generate, as one of so many streams, that cost as much as computing `num_computed` anew: by the
+        cost model of steps, else by service units."""
+        restoring_s = step_s = 0.0
+        if self.cost is not None:
+            restoring_s = self.cost.seconds(num_computed, 0, num_computed)
+            step_s = self.cost.seconds(0, max(1, num_streams), num_computed * max(1, num_streams))
+        if restoring_s <= 0 or step_s <= 0:
+            return math.ceil(PROMPT_WORK / GENERATED_WORK * num_computed)
+        return math.ceil(restoring_s * max(1, num_streams) / step_s)
 
     @staticmethod
     def _outlived(sequence: Sequence, predicted: float) -> float:

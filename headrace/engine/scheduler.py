@@ -5,9 +5,8 @@ Pure: time is an argument, and nothing here knows what computes the plans.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import takewhile
 
 from headrace.core.errors import ConfigurationError, InvalidRequest
 from headrace.core.events import TokenEvent
@@ -18,7 +17,6 @@ from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
 from headrace.engine.lateness import Lateness
-from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
 from headrace.engine.queue import WaitingQueue
@@ -82,7 +80,7 @@ class Scheduler:
         if request.id in self._requests:
             raise InvalidRequest("duplicate_id", f"A request with id {request.id!r} is running already.")
         limit = self.limits.sequence_limit(request)
-        self.limits.check_queue(self.num_places)
+        self.limits.check_queue(self._num_places(is_batch=request.is_batch))
         sequence = self._new_sequence(request, 0, now, limit)
         sequence.unborn = list(range(1, request.num_choices))
         self.gates.check(sequence, self.state, now)
@@ -234,7 +232,8 @@ class Scheduler:
         class and the waiting one is not. True: its place is free now, and not only when its step returns.
 
         No livelock: of two of the same class, the victim has advanced since it was last preempted by what restoring
-        it cost then. So at most half of all work is restoring, whatever policies and predictions do.
+        it cost then. So restoring is at most as much work as generating, and one restoring of each request, whatever
+        policies and predictions do.
         """
         victims: list[Sequence] = []
         is_batch = sequence.request.is_batch
@@ -526,7 +525,7 @@ class Scheduler:
         """Give the blocks back and recompute later; what is published may still be found then."""
         self.state.running.remove(sequence)
         self.state.memory.release(sequence)
-        num_paid = math.ceil(PROMPT_WORK / GENERATED_WORK * sequence.num_computed)
+        num_paid = self.state.ledger.restoring_tokens(sequence.num_computed, len(self.state.running))
         sequence.num_safe = max(sequence.num_safe, sequence.num_tokens + num_paid)
         sequence.num_computed = 0
         self.counters.preemptions += 1
@@ -575,10 +574,20 @@ class Scheduler:
     @property
     def num_places(self) -> int:
         """Requests of one choice that may be submitted now: the free places to run in, and those to wait in. Who waits
-        and will run in the next step, memory permitting, waits in no place."""
-        state = self.state
-        num_free, num_waiting = self.limits.max_running - state.num_taken, len(state.waiting) + len(state.batch)
-        for sequence in chain(state.waiting, state.batch):
+        and will run in the next step, memory permitting, waits in no place. Those of batch class take none of these;
+        as many of them may wait."""
+        return self._num_places(is_batch=False)
+
+    def _num_places(self, *, is_batch: bool) -> int:
+        state, num_free = self.state, self.limits.max_running - self.state.num_taken
+        if is_batch:
+            num_free -= sum([sequence.num_places for sequence in state.waiting])
+        else:  # of these places they will be given those that batch ones have, which come last in the order
+            of_batch = takewhile(lambda sequence: sequence.request.is_batch, reversed(state.running.snapshot()))
+            num_free += sum([sequence.num_places for sequence in of_batch])
+        queue = state.batch if is_batch else state.waiting
+        num_waiting = len(queue)
+        for sequence in queue:
             num_free -= sequence.num_places
             if num_free < 0:
                 return max(0, self.limits.max_queue - num_waiting)

@@ -1,11 +1,12 @@
 """Fairness between tenants that leaves room for locality: deficits around any policy. Around the longest prefix first
 it is Deficit Longest Prefix Match (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
-Each tenant has an account of service units. What is computed and generated for it is taken off (what a prefix hit saves
-is not, so that sharing pays); as long as the account is above zero its requests come in the inner policy's order among
-everybody's. When no waiting tenant's is, each waiting tenant gets a quantum times its weight. So tenants who keep
-requests waiting differ by at most 2 (quantum + work of what runs at once for one of them) over their weights: a larger
-quantum buys longer runs of one tenant's prefix with a larger gap.
+Each tenant has an account of service units per weight. What is computed and generated for it is taken off (what a
+prefix hit saves is not, so that sharing pays); as long as the account is above zero its requests come in the inner
+policy's order among everybody's. When no waiting tenant's is, every account that is not gets a quantum. Work is
+conserved: who has used up its account comes behind the others, the least overdrawn first. Nobody saves up more than a
+quantum. So tenants who keep requests waiting differ by at most 2 (quantum + work of what runs at once for one of
+them) over their weights: a larger quantum buys longer runs of one tenant's prefix with a larger gap.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ class DeficitFair(Around):
         if not isinstance(waiting, WaitingQueue) or len(waiting.of_tenant) <= 1:
             yield from self.inner.candidates(waiting, limit)
             return
-        done: set[str] = set()
+        accounts = self.accounts
+        self._refill(waiting)
         num_left = limit
-        while num_left > 0 and (tenants := [name for name in waiting.of_tenant if name not in done]):
-            self._refill(tenants)
-            turn = [name for name in tenants if self.accounts[name] > 0]
-            for sequence in self._of(turn, waiting, num_left):
-                if num_left > 0 and self.accounts[sequence.request.tenant] > 0:
-                    num_left -= 1
-                    yield sequence  # whose admission moves the account
-            done.update(turn)
+        turn = [name for name in waiting.of_tenant if accounts[name] > 0]
+        others = sorted((name for name in waiting.of_tenant if accounts[name] <= 0), key=lambda name: -accounts[name])
+        for sequence in self._of(turn, waiting, limit):
+            if num_left > 0 and accounts[sequence.request.tenant] > 0:
+                num_left -= 1
+                yield sequence  # whose admission moves the account
+        for name in others:
+            for sequence in list(self.inner.candidates(waiting.of_tenant[name], num_left)):
+                num_left -= 1
+                yield sequence
 
     def served(self, sequence: Sequence, num_prompt: int, num_generated: int) -> None:
         self.inner.served(sequence, num_prompt, num_generated)
@@ -70,10 +74,12 @@ class DeficitFair(Around):
             if name not in met and name in waiting.of_tenant:
                 yield from list(self.inner.candidates(waiting.of_tenant[name], limit))
 
-    def _refill(self, tenants: list[str]) -> None:
-        """Accounts are in units per weight: a quantum each. Never above a quantum, so that nobody saves up."""
-        best = max(self.accounts.setdefault(name, 0.0) for name in tenants)
+    def _refill(self, waiting: WaitingQueue) -> None:
+        """So many quanta for every account at or below zero that one who waits is above; nobody gets above a quantum by
+        that."""
+        best = max(self.accounts.setdefault(name, 0.0) for name in waiting.of_tenant)
         if best <= 0:
             quanta = (math.floor(-best / self._quantum) + 1) * self._quantum
-            for name in tenants:
-                self.accounts[name] += quanta
+            for name, account in self.accounts.items():
+                if account <= 0:
+                    self.accounts[name] = min(account + quanta, self._quantum)

@@ -6,7 +6,7 @@ level whose quantum pays for its prompt, since that is known, and cannot be inte
 quantum it moves one level down, behind those who are there. Who has waited too long returns to the first level.
 
 Restoring bounds both moves: a sequence is displaced only where recomputing it costs less than its level's quantum; and
-one that was promoted keeps its level until it has had at least the service that its restoring cost.
+one that was promoted gets what its tokens cost to compute on top of the first level's quantum.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class MultiLevel(Ordered):
         place.has_run = True
         place.used += PROMPT_WORK * num_prompt + GENERATED_WORK * num_generated
         if place.used >= place.quantum and place.level < len(self._quanta) - 1:
-            self._move(sequence, place, place.level + 1, least=0.0)
+            self._move(sequence, place, place.level + 1, extra=0.0)
 
     def rekeyed(self, now: float) -> Iterable[Sequence]:
         for sequence in self._spells.due(now):
             place = self._place(sequence)
             if place.level:
-                self._move(sequence, place, 0, least=PROMPT_WORK * sequence.num_tokens)
+                self._move(sequence, place, 0, extra=PROMPT_WORK * sequence.num_tokens)
         moved, self._moved = self._moved, []
         return moved
 
@@ -94,10 +94,10 @@ class MultiLevel(Ordered):
             place = self._places[sequence.id] = _Place(level, self._number(), self._quanta[level])
         return place
 
-    def _move(self, sequence: Sequence, place: _Place, level: int, least: float) -> None:
-        """To the end of a level, for at least so much service."""
+    def _move(self, sequence: Sequence, place: _Place, level: int, extra: float) -> None:
+        """To the end of a level, for its quantum and so much more."""
         place.level, place.number, place.used = level, self._number(), 0.0
-        place.quantum = max(self._quanta[level], least)
+        place.quantum = self._quanta[level] + extra
         self._moved.append(sequence)
 
     def _number(self) -> int:
