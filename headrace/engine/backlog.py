@@ -24,7 +24,7 @@ def seconds_to_start(state: EngineState, max_running: int) -> float:
     free_at = [ledger.remaining(sequence) for sequence in state.running for _ in range(sequence.num_places)]
     free_at = sorted(free_at)[:max_running] + [0.0] * (max_running - len(free_at))
     heapify(free_at)
-    num_prompt = sum(max(0, sequence.num_tokens - sequence.num_scheduled) for sequence in state.running)
+    num_prompt = sum(max(0, sequence.num_tokens - sequence.num_scheduled - 1) for sequence in state.running)
     num_looked_at, num_steps = 0, 0.0
     for sequence in islice(state.waiting, MOST):
         num_looked_at += 1
