@@ -188,7 +188,7 @@ def draw_scheduling(rng: random.Random) -> SchedulingConfig:
         batch_window_ms=1.0,
         predictor=rng.choice(["bound", "history"]),
         predictor_sigma=rng.choice([0.0, 1.0]),
-        budget=rng.choice(["paced", "fixed"]),
+        budget=rng.choice(["paced", "fixed", "fixed"]),
         reserve_replies=rng.random() < 0.5,
         tenant_running_tokens=rng.choice([None, 100]),
     )
