@@ -86,7 +86,8 @@ class SchedulingConfig:
     reserve_replies: bool = False
     """Start who fits with its whole predicted reply, not with its prompt only."""
     tenant_running_tokens: int | None = None
-    """Prompts and predicted replies that may run for one tenant."""
+    """Prompts and predicted replies that may run for one tenant. Goes with "fair" or "dlpm", which look past a tenant
+    that has used it up; without them its requests hold up those behind them, once more wait than a step looks at."""
     tenant_queued_tokens: int | None = None
     """The same, that may wait: more are refused."""
     refuse_late: bool = False

@@ -536,6 +536,8 @@ class Scheduler:
         ledger = self.state.ledger
         ledger.ended(sequence, is_complete=is_complete)
         self.policy.ended(sequence)
+        if self.lateness is not None:
+            self.lateness.ended(sequence)
         is_waiting = sequence.status is Status.WAITING
         sequence.status = Status.FINISHED
         choices = self._requests[sequence.request.id]

@@ -78,6 +78,22 @@ def test_a_tenant_has_its_quota_and_no_more() -> None:
     assert (stats["a"].num_running, stats["a"].num_queued) == (0, 0)
 
 
+@pytest.mark.parametrize("policy", ["fair", "dlpm", "fair(ageing(srpt))"])
+def test_who_has_used_up_its_quota_holds_up_nobody_else(policy: str) -> None:
+    """A hundred requests wait for their tenant's quota, more than a step looks at; others' start at once."""
+    engine = small_engine(
+        num_blocks=(400,), max_running=8, max_queue=1000, budget=64, tenant_running_tokens=50, policy=policy
+    )
+    for i in range(100):
+        engine.submit(request(f"a{i}", [10 * i] * 10, max_tokens=10, tenant="a"))
+    engine.step()
+    for tenant in ("b", "c"):
+        engine.submit(request(tenant, [7], max_tokens=10, tenant=tenant))
+    engine.step()
+    assert {s.request.tenant for s in engine.scheduler.state.running} == {"a", "b", "c"}
+    assert len({event.request_id for event in drain(engine)}) == 102
+
+
 def test_what_a_tenant_may_keep_waiting_is_bounded() -> None:
     engine = small_engine(max_running=1, tenant_queued_tokens=30)
     engine.submit(request("a0", [0] * 10, max_tokens=10, tenant="a"))

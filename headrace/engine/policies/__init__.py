@@ -13,6 +13,10 @@ from typing import Protocol
 from headrace.core.sequence import Sequence
 from headrace.engine.queue import SequenceQueue, WaitingQueue
 
+MAX_SKIPS = 8
+"""Candidates of one tenant that were not admitted, after which a policy that knows tenants looks at the others: who has
+used up its quota holds up nobody else."""
+
 
 class Policy(Protocol):
     def key(self, sequence: Sequence, now: float) -> tuple:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Sequence, Status
 from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
-from headrace.engine.policies import Around, Policy
+from headrace.engine.policies import MAX_SKIPS, Around, Policy
 from headrace.engine.queue import SequenceQueue, WaitingQueue
 
 QUANTUM = 2048.0
@@ -42,12 +42,16 @@ class DeficitFair(Around):
         num_left = limit
         turn = [name for name in waiting.of_tenant if accounts[name] > 0]
         others = sorted((name for name in waiting.of_tenant if accounts[name] <= 0), key=lambda name: -accounts[name])
+        skips: dict[str, int] = {}
         for sequence in self._of(turn, waiting, limit):
-            if num_left > 0 and accounts[sequence.request.tenant] > 0:
+            tenant = sequence.request.tenant
+            if num_left > 0 and accounts[tenant] > 0 and skips.get(tenant, 0) < MAX_SKIPS:
                 num_left -= 1
                 yield sequence  # whose admission moves the account
+                if sequence.status is Status.WAITING:
+                    skips[tenant] = skips.get(tenant, 0) + 1
         for name in others:
-            for sequence in list(self.inner.candidates(waiting.of_tenant[name], num_left)):
+            for sequence in list(self.inner.candidates(waiting.of_tenant[name], min(num_left, MAX_SKIPS))):
                 num_left -= 1
                 yield sequence
 

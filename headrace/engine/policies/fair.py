@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Sequence, Status
 from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
-from headrace.engine.policies import Around, Policy
+from headrace.engine.policies import MAX_SKIPS, Around, Policy
 from headrace.engine.queue import SequenceQueue, WaitingQueue
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = PROMPT_WORK, GENERATED_WORK
@@ -49,6 +49,7 @@ class Fair(Around):
             return
         counters = self.counters
         ahead: dict[str, Iterator[Sequence]] = {}
+        skips: dict[str, int] = {}
         heads = {tenant: queue.head(1)[0] for tenant, queue in waiting.of_tenant.items()}
         for _ in range(limit):
             if not heads:
@@ -63,6 +64,10 @@ class Fair(Around):
             else:
                 heads[tenant] = following
             yield sequence  # whose admission moves the counter
+            if sequence.status is Status.WAITING:
+                skips[tenant] = skips.get(tenant, 0) + 1
+                if skips[tenant] >= MAX_SKIPS:
+                    heads.pop(tenant, None)
 
     def served(self, sequence: Sequence, num_prompt: int, num_generated: int) -> None:
         self.inner.served(sequence, num_prompt, num_generated)
