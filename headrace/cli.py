@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,6 +117,42 @@ def serve(
         ),
     ] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Who is first: fcfs, sjf, srpt, mlfq, edf or slack; around it fair, dlpm, priority, lpf or ageing."
+        ),
+    ] = "fair(priority(fcfs))",
+    max_wait: Annotated[float, typer.Option(min=0, help="Seconds after which ageing puts a request first.")] = 30.0,
+    key_weight: Annotated[
+        list[str] | None, typer.Option(help="An API key's share: KEY=2, for fair and dlpm; may be given again.")
+    ] = None,
+    batching: Annotated[
+        str,
+        typer.Option(metavar="continuous|static|window|alike-length|alike-cache|two-queues", help="Who runs together."),
+    ] = "continuous",
+    batch_window_ms: Annotated[float, typer.Option(min=0, help="What a batch of window waits for more.")] = 50.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests for which a batch of window does not wait.")] = 8,
+    predictor: Annotated[
+        str, typer.Option(metavar="bound|history|oracle", help="Of reply lengths, for sjf, srpt, slack and the gates.")
+    ] = "bound",
+    budget: Annotated[
+        str, typer.Option(metavar="paced|fixed", help="Of a step: measured, or --max-step-tokens.")
+    ] = "paced",
+    reserve_replies: Annotated[
+        bool, typer.Option(help="Start who fits with its whole predicted reply, not with its prompt only.")
+    ] = False,
+    tenant_running_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompts and predicted replies that may run for one key.")
+    ] = None,
+    tenant_queued_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The same, that may wait; more get 429.")
+    ] = None,
+    refuse_late: Annotated[bool, typer.Option(help="429 for who is predicted to miss its deadline_ms.")] = False,
+    ttft_ms: Annotated[
+        float | None, typer.Option(min=1, help="429 for who is predicted to wait longer for its first token.")
+    ] = None,
+    drop_late: Annotated[bool, typer.Option(help="429 for who waits and can no longer meet its deadline_ms.")] = False,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps kept launched; 2 plans one while another runs.")] = 1,
     backend: Backend = "native",
     threads: Threads = None,
@@ -148,6 +184,7 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API until Ctrl-C or SIGTERM."""
     with friendly_errors():
+        from headrace.engine.composition import SchedulingConfig  # noqa: PLC0415
         from headrace.server.build import ServeConfig  # noqa: PLC0415
         from headrace.server.limits import CallLimits  # noqa: PLC0415
         from headrace.server.serve import ServerOptions  # noqa: PLC0415
@@ -161,7 +198,23 @@ def serve(
             kv_memory_bytes=parse_bytes(kv_memory),
             max_running=max_running,
             max_step_tokens=max_step_tokens,
-            inter_token_ms=inter_token_ms,
+            scheduling=SchedulingConfig(
+                policy=policy,
+                max_wait_s=max_wait,
+                weights=parse_weights(key_weight or ()),
+                batching=batching,
+                batch_window_ms=batch_window_ms,
+                batch_size=batch_size,
+                predictor=predictor,
+                budget=budget,
+                inter_token_ms=inter_token_ms,
+                reserve_replies=reserve_replies,
+                tenant_running_tokens=tenant_running_tokens,
+                tenant_queued_tokens=tenant_queued_tokens,
+                refuse_late=refuse_late,
+                ttft_ms=ttft_ms,
+                drop_late=drop_late,
+            ),
             max_queue=max_queue,
             depth=depth,
             backend=backend,
@@ -443,6 +496,23 @@ def parse_bytes(text: str | None) -> int | None:
         raise ConfigurationError(f"{text!r} is not a size; write it like 512MiB or 4GB.")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
+
+
+def parse_weights(texts: Iterable[str]) -> dict[str, float]:
+    """ "KEY=2" -> {the key's tenant: 2.0}. Raises `ConfigurationError`."""
+    from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+    from headrace.server.guard import tenant_of  # noqa: PLC0415
+
+    weights = {}
+    for text in texts:
+        key, separator, weight = text.rpartition("=")
+        try:
+            weights[tenant_of(key)] = float(weight)
+        except ValueError:
+            separator = ""
+        if not separator:  # the message is no place for a key
+            raise ConfigurationError(f"a key's weight is {weight!r}; write KEY=2.")
+    return weights
 
 
 def show_bytes(num_bytes: float) -> str:

@@ -1,10 +1,11 @@
-"""What the engine asks of the parts that do things."""
+"""What the engine asks of the parts that do things, and of those that know things."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headrace.core.plan import StepPlan
+from headrace.core.request import Request
 from headrace.core.result import StepResult
 
 
@@ -21,4 +22,34 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending:
         """Start a step. The plan and the block tables it names are read before this returns."""
+        ...
+
+
+class LengthPrediction(NamedTuple):
+    """Tokens of a reply, as expected before it is generated."""
+
+    expected: float
+    """As likely too many as too few (the median)."""
+    high: float
+    """What nine in ten replies do not exceed: for reserving memory."""
+
+
+class LengthPredictor(Protocol):
+    """Knows something of how long replies will be. Pure: what it says follows from what it has observed."""
+
+    def predict(self, request: Request, bound: int) -> LengthPrediction:
+        """`bound`: tokens that no reply to this request exceeds; it is at least 1."""
+        ...
+
+    def observe(self, request: Request, num_generated: int) -> None:
+        """A reply has ended by itself, by a stop token or its limit."""
+        ...
+
+
+class StepCost(Protocol):
+    """A cost model of steps."""
+
+    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
+        """Of a step that computes `num_prompt` prompt tokens beside one token for each of `num_streams` sequences, all
+        of which together read `context` cached tokens. 0 as long as nothing is known."""
         ...

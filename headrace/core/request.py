@@ -41,8 +41,10 @@ class Request:
     tenant: str = ""
     priority: int = 0
     """Smaller is more urgent."""
+    is_batch: bool = False
+    """Of batch class: served from what others leave of each step, and first to give way."""
     deadline_s: float | None = None
-    """When the reply should be complete. Carried for policies to come: none reads it yet."""
+    """When the reply should be complete."""
     adapter: str = ""
     cache_salt: str = ""
     """Prefixes are shared only between requests with the same salt (and adapter)."""

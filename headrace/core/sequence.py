@@ -25,6 +25,8 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     """The executor could not go on with it; the event says why."""
+    LATE = "late"
+    """It never started, and can no longer meet its deadline."""
 
 
 class Sequence:
@@ -53,6 +55,7 @@ class Sequence:
         "num_computed",
         "num_in_flight",
         "num_prompt",
+        "num_safe",
         "num_sampling",
         "num_scored",
         "num_to_score",
@@ -91,6 +94,8 @@ class Sequence:
         self.num_to_score = self.num_prompt - 1 if request.score_prompt else self.num_prompt if request.pooling else 0
         self.queued_s: float | None = None
         """From arrival to first admission; a fork has its parent's."""
+        self.num_safe = 0
+        """Tokens before which no policy displaces it: what its last restoring cost has come back by then."""
         self.status = Status.WAITING
         self.sort_key: tuple = ()
         """The policy's key while the sequence lies in a queue; changes only on events."""
@@ -98,6 +103,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the reply so far, resumed ones included."""
+        return len(self.tokens) - self.num_prompt
 
     @property
     def num_scheduled(self) -> int:

@@ -85,6 +85,12 @@ class PacedBudget:
         if compute_s > before_s:
             self._token_s = self._moved(self._token_s, (compute_s - before_s) / sum(longer))
 
+    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
+        """As a `StepCost`: of what steps have taken; the context is taken to be what it was in those."""
+        if num_streams == 0 or self._streams_s is None:
+            return (self._token_s or 0.0) * (num_prompt + num_streams)
+        return self._seconds(num_streams) + (self._token_s or 0.0) * num_prompt
+
     def _seconds(self, num_streams: int) -> float:
         assert self._streams_s is not None
         more_s = (self._token_s or 0.0) * (num_streams - self._num_streams)

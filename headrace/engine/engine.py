@@ -51,19 +51,28 @@ class Engine:
 
         Raises `InternalError` when there is something to do and yet, step after step, nothing of it can be launched.
         """
+        events = self.scheduler.drop_late(self.clock.now())
         while len(self._launched) < self.depth:
             plan = self.scheduler.schedule(self.clock.now())
             if plan.is_empty:
                 break
             self._launched.append((plan, self.executor.launch(plan)))
         if not self._launched:
-            self._num_stalled = self._num_stalled + 1 if self.scheduler.has_work else 0
+            is_stalled = self.scheduler.has_work and self.wake_s is None and not events
+            self._num_stalled = self._num_stalled + 1 if is_stalled else 0
             if self._num_stalled >= MAX_STALLED_STEPS:
                 raise InternalError(f"nothing is launched and nothing can be: {self.scheduler.describe_work()}")
-            return []
+            return events
         self._num_stalled = 0
         plan, pending = self._launched.popleft()
-        return self.scheduler.commit(plan, pending.result(), self.clock.now())
+        return events + self.scheduler.commit(plan, pending.result(), self.clock.now())
+
+    @property
+    def wake_s(self) -> float | None:
+        """When `step` will have something to launch though nothing happens until then; None: now, or only after an
+        event."""
+        wake_s = None if self._launched else self.scheduler.wake_s
+        return wake_s if wake_s is not None and wake_s > self.clock.now() else None
 
     @property
     def has_work(self) -> bool:

@@ -49,3 +49,32 @@ class SequenceQueue:
     def check(self) -> None:
         keys = [sequence.sort_key for sequence in self._sequences]
         assert keys == sorted(keys), "a key changed inside the queue"
+
+
+class WaitingQueue(SequenceQueue):
+    """A queue that is also one queue per tenant, for policies that choose among tenants: `of_tenant` has those with
+    somebody in it. Twice the price of a move."""
+
+    __slots__ = ("of_tenant",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_tenant: dict[str, SequenceQueue] = {}
+
+    def insert(self, sequence: Sequence, sort_key: tuple) -> None:
+        super().insert(sequence, sort_key)
+        self.of_tenant.setdefault(sequence.request.tenant, SequenceQueue()).insert(sequence, sort_key)
+
+    def remove(self, sequence: Sequence) -> None:
+        super().remove(sequence)
+        queue = self.of_tenant[sequence.request.tenant]
+        queue.remove(sequence)
+        if not queue:
+            del self.of_tenant[sequence.request.tenant]
+
+    def check(self) -> None:
+        super().check()
+        for tenant, queue in self.of_tenant.items():
+            queue.check()
+            assert list(queue) == [sequence for sequence in self if sequence.request.tenant == tenant]
+        assert sum(map(len, self.of_tenant.values())) == len(self)

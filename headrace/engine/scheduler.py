@@ -6,6 +6,7 @@ Pure: time is an argument, and nothing here knows what computes the plans.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from headrace.core.errors import ConfigurationError, InvalidRequest
 from headrace.core.events import TokenEvent
@@ -15,9 +16,11 @@ from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
+from headrace.engine.lateness import Lateness
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
-from headrace.engine.state import Counters, EngineState, EngineStats
+from headrace.engine.queue import WaitingQueue
+from headrace.engine.state import Counters, EngineState, EngineStats, TenantStats
 from headrace.memory.manager import Room
 
 # A member of an enum takes 0.1 us to look up (Python 3.11), and these are needed for every sequence of every step.
@@ -41,7 +44,17 @@ class Scheduler:
     A sequence is in `state.waiting` (holding nothing), or in `state.running` until nothing of it is in flight.
     """
 
-    def __init__(self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        policy: Policy,
+        gates: Gates,
+        budget: TokenBudget,
+        limits: Limits,
+        *,
+        lateness: Lateness | None = None,
+    ) -> None:
+        """`lateness`: drop those who wait and will be late; None: serve them all."""
         if limits.max_running > budget.max_tokens:
             raise ConfigurationError(
                 f"a step of {budget.max_tokens} tokens cannot serve {limits.max_running} choices; "
@@ -52,10 +65,13 @@ class Scheduler:
         self.gates = gates
         self.budget = budget
         self.limits = limits
+        self.lateness = lateness
         self.counters = Counters()
         self._requests: dict[str, _Choices] = {}
         self._forks: list[tuple[Sequence, Sequence]] = []  # (parent, child), until nothing of the parent is in flight
         self._next_id = 0
+        self._is_short = False  # memory ended for somebody in the step being planned: nobody is to start
+        self._step_budget = 0
 
     # --- messages, read between steps ------------------------------------------------------------------------------
 
@@ -64,14 +80,37 @@ class Scheduler:
         if request.id in self._requests:
             raise InvalidRequest("duplicate_id", f"A request with id {request.id!r} is running already.")
         limit = self.limits.sequence_limit(request)
-        self.limits.check_queue(self.num_places)
-        choices = self._requests[request.id] = _Choices(next_choice=request.num_choices)
+        self.limits.check_queue(self._num_places(is_batch=request.is_batch))
         sequence = self._new_sequence(request, 0, now, limit)
         sequence.unborn = list(range(1, request.num_choices))
+        self.gates.check(sequence, self.state, now)
+        choices = self._requests[request.id] = _Choices(next_choice=request.num_choices)
         choices.live[0] = sequence
         self.counters.requests += 1
+        self.state.ledger.arrived(sequence)
         self.policy.arrived(sequence, self.state.waiting)
+        if self.lateness is not None:
+            self.lateness.arrived(sequence, self.state)
         self._enqueue(sequence, now)
+
+    def drop_late(self, now: float) -> list[TokenEvent]:
+        """End the requests that have not started and can no longer meet their deadline, if the engine does so."""
+        events = []
+        for sequence in self.lateness.found(now) if self.lateness is not None else ():
+            if sequence.status is Status.WAITING and sequence.queued_s is None:
+                for choice in (sequence.choice, *sequence.unborn):
+                    queued_s, error = now - sequence.arrival_s, "its deadline cannot be met any more"
+                    event = TokenEvent(
+                        sequence.request.id,
+                        choice,
+                        finish_reason=FinishReason.LATE,
+                        time_s=now,
+                        queued_s=queued_s,
+                        error=error,
+                    )
+                    events.append(event)
+                self._finish(sequence)
+        return events
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Unknown ids are ignored: the request may just have ended."""
@@ -109,11 +148,17 @@ class Scheduler:
     # --- the step --------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
-        """Give tokens to sequences, running ones first, until budget or memory ends."""
+        """Give tokens to sequences, running ones first, until budget or memory ends; batch ones get what is left."""
         state, plan = self.state, StepPlan(self.counters.steps, self.budget.tokens(self.state, now))
+        self._step_budget = plan.budget
         self._fork_settled(now)
-        num_preemptions = self.counters.preemptions
-        running = state.running.snapshot()
+        self._rekey(now)
+        running, batch = self.gates.running(state), []
+        while running and running[-1].request.is_batch:
+            batch.append(running.pop())
+        self._is_short = any(
+            sequence.status is PREEMPTING and not sequence.request.is_batch for sequence in state.running
+        )
         num_behind = len(running)
         for sequence in running:
             num_behind -= 1
@@ -121,15 +166,13 @@ class Scheduler:
                 # One token is kept for everybody behind, so that a long prompt delays nobody's next token.
                 spare = plan.budget - num_behind
                 self._extend(plan, sequence, spare if spare > 1 else 1, now)
-        is_short = self.counters.preemptions > num_preemptions or self._is_preempting()
-        for sequence in () if is_short else self.policy.candidates(state.waiting, MAX_CANDIDATES):
-            if plan.budget <= 0:
+        has_idle = not self._is_short
+        for sequence in self.policy.candidates(state.waiting, MAX_CANDIDATES) if has_idle else ():
+            if plan.budget <= 0 or not self._start(plan, sequence, now):
+                has_idle = False
                 break
-            verdict = self.gates.ask(sequence, state, now)
-            if verdict is Verdict.STOP:
-                break
-            if verdict is Verdict.ADMIT and not self._admit(plan, sequence, now):
-                break
+        if batch or state.batch:
+            self._fill(plan, batch, now, may_start=has_idle)
         self.counters.steps += not plan.is_empty
         return plan
 
@@ -143,6 +186,9 @@ class Scheduler:
             victim = self._victim_behind(sequence)
             if victim is None:
                 return  # those ahead go on and make room; the first in the order always finds a victim or fits
+            is_yielding = victim.request.is_batch and not sequence.request.is_batch
+            self.counters.displacements += is_yielding
+            self._is_short = self._is_short or not is_yielding
             if victim.num_in_flight:
                 victim.status = Status.PREEMPTING
                 return
@@ -158,8 +204,62 @@ class Scheduler:
                 return victim
         return None
 
-    def _is_preempting(self) -> bool:
-        return any(sequence.status is PREEMPTING for sequence in self.state.running)
+    def _fill(self, plan: StepPlan, running: list[Sequence], now: float, *, may_start: bool) -> None:
+        """What the others have left of the step goes to those of batch class, the last of whose order comes first in
+        `running`. They start, first come first served, when everybody else who could start has."""
+        for sequence in reversed(running):
+            if sequence.status is RUNNING and plan.budget > 0:
+                self._extend(plan, sequence, plan.budget, now)
+        if not may_start or self._is_short or any(sequence.status is PREEMPTING for sequence in running):
+            return
+        for sequence in self.state.batch.head(MAX_CANDIDATES):
+            if plan.budget <= 0 or not self._start(plan, sequence, now):
+                break
+
+    def _start(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
+        """Admit a candidate, if the gates and memory let it in. False: nobody behind it may start in this step."""
+        while (verdict := self.gates.ask(sequence, self.state, now)) is not Verdict.SKIP:
+            if verdict is Verdict.STOP:
+                return False
+            if verdict is Verdict.ADMIT and self._admit(plan, sequence, now):
+                return True
+            if not self._displace(sequence, now, lacks_memory=verdict is Verdict.ADMIT):
+                return False
+        return True
+
+    def _displace(self, sequence: Sequence, now: float, *, lacks_memory: bool) -> bool:
+        """Make a running sequence give way to a waiting one, if the policy finds it worth that or if it is of batch
+        class and the waiting one is not. True: its place is free now, and not only when its step returns.
+
+        No livelock: of two of the same class, the victim has advanced since it was last preempted by what restoring
+        it cost then. So restoring is at most as much work as generating, and one restoring of each request, whatever
+        policies and predictions do.
+        """
+        victims: list[Sequence] = []
+        is_batch = sequence.request.is_batch
+        for victim in reversed(self.state.running.snapshot()):
+            if victim.status is not RUNNING:
+                continue
+            if victim.request.is_batch == is_batch:
+                if not self.policy.displaces(sequence, victim, now):
+                    break
+                if victim.num_tokens < victim.num_safe:
+                    continue
+            elif is_batch:
+                break
+            victims.append(victim)
+            if not lacks_memory:
+                break
+        headroom = len(self.state.running) - len(victims)
+        if not victims or (lacks_memory and not self.state.memory.has_room_after(sequence, victims, headroom)):
+            return False
+        victim = victims[0]
+        self.counters.displacements += 1
+        if victim.num_in_flight:
+            victim.status = PREEMPTING
+            return False
+        self._preempt(victim, now)
+        return True
 
     def _admit(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
         """Start a waiting sequence: its prefix hit and room for its whole prompt, or nothing."""
@@ -167,9 +267,10 @@ class Scheduler:
         room = self.state.memory.admit(sequence, plan.budget, headroom)
         if room is None:
             return False
-        self.state.waiting.remove(sequence)
-        self.state.running.insert(sequence, self.policy.key(sequence, now))
+        self._queue_of(sequence).remove(sequence)
         sequence.status = Status.RUNNING
+        self.state.running.insert(sequence, self._key(sequence, now))
+        self.state.ledger.admitted(sequence)
         self.policy.served(sequence, sequence.num_tokens - sequence.num_computed, 0)
         if sequence.queued_s is None:
             sequence.queued_s = now - sequence.arrival_s
@@ -236,7 +337,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
         events = self._pooled(plan, result, now) if plan.pools else []
-        memory, served, num_sampled = self.state.memory, self.policy.served, 0
+        memory, num_sampled = self.state.memory, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
             readout = span.first_readout + span.num_scores
@@ -249,9 +350,7 @@ class Scheduler:
                     scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
-                        num_new = len(event.tokens)
-                        num_sampled += num_new
-                        served(sequence, 0, num_new)
+                        num_sampled += len(event.tokens)
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own
@@ -301,8 +400,10 @@ class Scheduler:
                     tokens += forced
         if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.last:
             reason = FinishReason.LENGTH
+        if tokens:
+            self.policy.served(sequence, 0, len(tokens))
         if reason is not None:
-            self._finish(sequence)
+            self._finish(sequence, is_complete=reason is not FinishReason.ERROR)
         elif readout < 0 and not scores:
             return None
         assert sequence.queued_s is not None, "in a step, so admitted"
@@ -349,7 +450,24 @@ class Scheduler:
     def _enqueue(self, sequence: Sequence, now: float) -> None:
         sequence.status = Status.WAITING
         self.state.memory.expect(sequence)
-        self.state.waiting.insert(sequence, self.policy.key(sequence, now))
+        self.policy.queued(sequence, now)
+        self._queue_of(sequence).insert(sequence, self._key(sequence, now))
+
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """Where it waits."""
+        return self.state.batch if sequence.request.is_batch else self.state.waiting
+
+    def _key(self, sequence: Sequence, now: float) -> tuple:
+        return (sequence.request.is_batch, *self.policy.key(sequence, now))
+
+    def _rekey(self, now: float) -> None:
+        """Move the sequences whose keys have changed to their new places."""
+        for sequence in self.policy.rekeyed(now):
+            if sequence.status is not FINISHED:
+                is_waiting = sequence.status is Status.WAITING
+                queue = self._queue_of(sequence) if is_waiting else self.state.running
+                queue.remove(sequence)
+                queue.insert(sequence, self._key(sequence, now))
 
     def _bear_unborn(self, parent: Sequence, span: Span) -> tuple[Sequence, ...]:
         """The choices of a request become sequences in the step that computes its prompt's last token."""
@@ -407,22 +525,30 @@ class Scheduler:
         """Give the blocks back and recompute later; what is published may still be found then."""
         self.state.running.remove(sequence)
         self.state.memory.release(sequence)
+        num_paid = self.state.ledger.restoring_tokens(sequence.num_computed, len(self.state.running))
+        sequence.num_safe = max(sequence.num_safe, sequence.num_tokens + num_paid)
         sequence.num_computed = 0
         self.counters.preemptions += 1
         self._enqueue(sequence, now)
 
-    def _finish(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: Sequence, *, is_complete: bool = False) -> None:
         """The sequence gets no more tokens and events. If it waits it leaves; if it runs it leaves when it settles."""
+        ledger = self.state.ledger
+        ledger.ended(sequence, is_complete=is_complete)
+        self.policy.ended(sequence)
+        if self.lateness is not None:
+            self.lateness.ended(sequence)
         is_waiting = sequence.status is Status.WAITING
         sequence.status = Status.FINISHED
         choices = self._requests[sequence.request.id]
         del choices.live[sequence.choice]
         if not choices.live:
             del self._requests[sequence.request.id]
+            ledger.closed(sequence.request)
         if is_waiting:
             forks = [fork for fork in self._forks if fork[1] is not sequence]
             if len(forks) == len(self._forks):  # else it is a fork that has not begun, and in no queue
-                self.state.waiting.remove(sequence)
+                self._queue_of(sequence).remove(sequence)
             self._forks = forks
             self.state.memory.forget(sequence)
 
@@ -444,26 +570,44 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.state.waiting) or bool(self.state.running) or bool(self._forks)
+        state = self.state
+        return bool(state.waiting) or bool(state.batch) or bool(state.running) or bool(self._forks)
 
     @property
     def num_places(self) -> int:
         """Requests of one choice that may be submitted now: the free places to run in, and those to wait in. Who waits
-        and will run in the next step, memory permitting, waits in no place."""
-        num_free, num_waiting = self.limits.max_running - self.state.num_taken, len(self.state.waiting)
-        for sequence in self.state.waiting:
+        and will run in the next step, memory permitting, waits in no place. Those of batch class take none of these;
+        as many of them may wait."""
+        return self._num_places(is_batch=False)
+
+    def _num_places(self, *, is_batch: bool) -> int:
+        state, num_free = self.state, self.limits.max_running - self.state.num_taken
+        if is_batch:
+            num_free -= sum([sequence.num_places for sequence in state.waiting])
+        else:  # of these places they will be given those that batch ones have, which come last in the order
+            of_batch = takewhile(lambda sequence: sequence.request.is_batch, reversed(state.running.snapshot()))
+            num_free += sum([sequence.num_places for sequence in of_batch])
+        queue = state.batch if is_batch else state.waiting
+        num_waiting = len(queue)
+        for sequence in queue:
             num_free -= sequence.num_places
             if num_free < 0:
                 return max(0, self.limits.max_queue - num_waiting)
             num_waiting -= 1
         return self.limits.max_queue + max(0, num_free)
 
+    @property
+    def wake_s(self) -> float | None:
+        """Where nothing can be launched, when a gate will open by itself; None: it waits for an event."""
+        return self.gates.wake_s
+
     def describe_work(self) -> str:
         """For a bug report."""
         state = self.state
-        heads = [*state.running.snapshot()[:2], *state.waiting.head(2)]
+        heads = [*state.running.snapshot()[:2], *state.waiting.head(2), *state.batch.head(2)]
         return (
-            f"{len(state.running)} running, {len(state.waiting)} waiting, {len(self._forks)} forking: "
+            f"{len(state.running)} running, {len(state.waiting) + len(state.batch)} waiting, "
+            f"{len(self._forks)} forking: "
             f"{', '.join(map(repr, heads))}"
         )
 
@@ -471,7 +615,7 @@ class Scheduler:
         c, state = self.counters, self.state
         return EngineStats(
             num_running=len(state.running),
-            num_waiting=len(state.waiting),
+            num_waiting=len(state.waiting) + len(state.batch),
             steps=c.steps,
             requests=c.requests,
             prompt_tokens=c.prompt_tokens,
@@ -479,17 +623,30 @@ class Scheduler:
             computed_tokens=c.computed_tokens,
             generated_tokens=c.generated_tokens,
             preemptions=c.preemptions,
+            displacements=c.displacements,
             evictions=state.memory.tree.num_evictions,
             groups=state.memory.stats(),
             num_places=self.num_places,
+            step_budget=self._step_budget,
+            calibration=state.ledger.calibration.report,
+            tenants=tuple(
+                [
+                    TenantStats(name, use.num_queued, use.num_running, use.prompt_tokens, use.generated_tokens)
+                    for name, use in state.ledger.tenants.items()
+                ]
+            ),
         )
 
     def check(self) -> None:
         """Assert every invariant; tests call it after each step. O(everything)."""
         state = self.state
-        state.waiting.check()
-        state.running.check()
-        for sequence in state.waiting:
+        for queue in (state.waiting, state.batch, state.running):
+            queue.check()
+        assert not any(sequence.request.is_batch for sequence in state.waiting)
+        assert all(sequence.request.is_batch for sequence in state.batch)
+        state.ledger.check(set(self._requests))
+        waiting = [*state.waiting, *state.batch]
+        for sequence in waiting:
             assert sequence.status is Status.WAITING and sequence.num_scheduled == 0
             assert sequence.num_sampling == 0
         for sequence in state.running:
@@ -498,8 +655,8 @@ class Scheduler:
             assert 0 <= sequence.num_computed <= sequence.num_tokens <= sequence.limit
             assert sequence.num_sampling >= 0
         live = {s.id for choices in self._requests.values() for s in choices.live.values()}
-        queued = {s.id for s in (*state.waiting, *state.running) if s.status is not Status.FINISHED}
+        queued = {s.id for s in (*waiting, *state.running) if s.status is not Status.FINISHED}
         pending = {child.id for _, child in self._forks}
         assert live == queued | pending, "a live sequence is in no queue"
         assert not queued & pending
-        state.memory.check(state.running, [*state.waiting, *(child for _, child in self._forks)])
+        state.memory.check(state.running, [*waiting, *(child for _, child in self._forks)])

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from headrace.engine.queue import SequenceQueue
+from headrace.engine.ledger import Ledger
+from headrace.engine.predict.calibration import CalibrationReport
+from headrace.engine.queue import SequenceQueue, WaitingQueue
 from headrace.memory.manager import GroupStats, MemoryManager
 
 
 @dataclass(slots=True)
 class EngineState:
-    """The scheduler's queues and memory. Others read it; only the scheduler changes it."""
+    """The scheduler's queues, memory and books. Others read it; only the scheduler changes it."""
 
     memory: MemoryManager
-    waiting: SequenceQueue = field(default_factory=SequenceQueue)
+    ledger: Ledger = field(default_factory=Ledger)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    batch: WaitingQueue = field(default_factory=WaitingQueue)
+    """Those of batch class that wait: looked at when all others have got what they can."""
     running: SequenceQueue = field(default_factory=SequenceQueue)
-    """Running and preempting sequences, and finished ones that are still in flight."""
+    """Running and preempting sequences, and finished ones that are still in flight; those of batch class last."""
 
     @property
     def num_taken(self) -> int:
@@ -36,7 +42,20 @@ class Counters:
     """Computed by steps, recomputation after preemption included."""
     generated_tokens: int = 0
     preemptions: int = 0
+    """Sequences that gave their blocks back before their end."""
+    displacements: int = 0
+    """Of these, chosen since somebody better waited, or an interactive one needed what a batch one held."""
     requests: int = 0
+
+
+class TenantStats(NamedTuple):
+    """One tenant, in tokens; see `headrace.engine.ledger.TenantUse`."""
+
+    name: str
+    num_queued: int
+    num_running: int
+    prompt_tokens: int
+    generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,13 @@ class EngineStats:
     computed_tokens: int
     generated_tokens: int
     preemptions: int
+    displacements: int
     evictions: int
     groups: tuple[GroupStats, ...]
     num_places: int
     """Requests of one choice that would not be refused for a full queue now."""
+    step_budget: int
+    """Tokens the latest step could have had."""
+    calibration: CalibrationReport
+    """Of the length predictor."""
+    tenants: tuple[TenantStats, ...]

@@ -179,7 +179,8 @@ class MemoryManager:
         for memory, table, end in zip(self.groups, tables, ends, strict=True):
             copies += memory.grow(table, hit, end)
         kept = self._of[sequence.id] = SequenceMemory(self.groups, tuple(tables), chain, num_hit)
-        self._claim(sequence, kept, num_hit)
+        if not sequence.request.is_batch:  # which computes when it can: nobody may wait for that
+            self._claim(sequence, kept, num_hit)
         sequence.num_computed = hit
         return count, copies, kept.block_arrays
 
@@ -203,6 +204,23 @@ class MemoryManager:
         if not kept.sparse:
             kept.room = min([memory.room(table) for memory, table in kept.pairs])
         return count, copies, kept.block_arrays
+
+    def has_room_after(self, sequence: Sequence, releasing: Iterable[Sequence], headroom: int) -> bool:
+        """Whether `admit` would find its blocks if these gave back theirs. A guess: a hit of the sequence's own needs
+        fewer, blocks that others hold too are not freed, and groups that keep only a window are not looked at."""
+        num_needed = -(-sequence.num_tokens // self.block_size) + headroom
+        released = list(releasing)
+        for index, memory in enumerate(self.groups):
+            if memory.is_plain:
+                num_freed = sum(len(self._of[other.id].tables[index].blocks) for other in released)
+                if num_needed > memory.num_available + num_freed:
+                    return False
+        return True
+
+    @property
+    def capacity_blocks(self) -> int | None:
+        """Blocks that whole contexts share, at most; None where no group keeps them."""
+        return min((memory.pool.num_blocks for memory in self.groups if memory.is_plain), default=None)
 
     def fork(self, parent: Sequence, child: Sequence, num_spans: int) -> None:
         """Share the parent's blocks of [0, child.num_scheduled) with the child, of which the last `num_spans` spans

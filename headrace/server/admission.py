@@ -432,6 +432,7 @@ def _service(call: Sampling | EmbeddingRequest, tenant: str, arrival_s: float) -
     return {
         "tenant": tenant,
         "priority": call.priority or 0,
+        "is_batch": call.service_tier == "flex",
         "deadline_s": None if call.deadline_ms is None else arrival_s + call.deadline_ms / 1e3,
         # A tenant's name has no slash: no two tenants can come to the same salt, whatever they write.
         "cache_salt": tenant if salt is None else f"{tenant}/{salt}",

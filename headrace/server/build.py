@@ -18,17 +18,9 @@ from headrace.core.cache import CacheGroup
 from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
 from headrace.core.protocols import Executor
-from headrace.engine.budget import PacedBudget
+from headrace.engine.composition import SchedulingConfig, make_scheduler
 from headrace.engine.engine import Engine
-from headrace.engine.gates import Gates
-from headrace.engine.gates.prefix import PrefixGate
-from headrace.engine.gates.running import RunningGate
 from headrace.engine.limits import Limits
-from headrace.engine.policies.fair import Fair
-from headrace.engine.policies.fcfs import FirstComeFirstServed
-from headrace.engine.policies.priority import ByPriority
-from headrace.engine.scheduler import Scheduler
-from headrace.engine.state import EngineState
 from headrace.executor.local import Backend, LocalExecutor
 from headrace.executor.native import NativeExecutor
 from headrace.executor.sizing import blocks_within
@@ -76,8 +68,8 @@ class ServeConfig:
     max_step_tokens: int = 160
     """Tokens of one step: about a tenth of a second of prompts on a small machine. With 256, throughput was 3 % higher
     and the median time to a first token 1.6 times as long (128 in, 64 out, concurrency 16)."""
-    inter_token_ms: float | None = None
-    """What a step may take that reads prompts beside running streams. None: three times a step of the streams alone."""
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    """Who is served when."""
     max_queue: int = 256
     depth: int = 1
     chat_template: Path | None = None
@@ -223,13 +215,8 @@ def compose(
     capacity = memory.capacity_tokens(config.max_step_tokens, config.depth)
     if capacity < context_length:
         log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
-    scheduler = Scheduler(
-        EngineState(memory),
-        Fair(ByPriority(FirstComeFirstServed())),
-        Gates([RunningGate(config.max_running), PrefixGate()]),
-        PacedBudget(config.max_step_tokens, None if config.inter_token_ms is None else config.inter_token_ms / 1000),
-        Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size),
-    )
+    limits = Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size)
+    scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens)
     executor: Executor = (
         NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
         if isinstance(backend, NativeModel)

@@ -158,8 +158,11 @@ class EngineThread:
     def _take(self) -> list[_Submit | _Abort] | None:
         """The messages since the last step; sleeps while there is nothing to do. None: the end."""
         with self._wake:
-            while not self._inbox and not self._stopping and not self._engine.has_work:
-                self._wake.wait()
+            while not self._inbox and not self._stopping:
+                wake_s = self._engine.wake_s
+                if self._engine.has_work and wake_s is None:
+                    break
+                self._wake.wait(None if wake_s is None else max(0.0, wake_s - time.monotonic()))
             if self._stopping:
                 return None
             messages = list(self._inbox)

@@ -26,7 +26,7 @@ from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools.base import ReplyParser
 from headrace.text.tools.events import Event
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "abort", "error", "late"]
 STOP = FinishReason.STOP  # looking up an enum's member takes 0.1 us
 
 

@@ -53,7 +53,7 @@ class ApiKeyGuard:
         for digest in self._digests:  # all of them, and digests of equal length: time tells nothing of a key
             if hmac.compare_digest(given, digest):
                 found = digest
-        return None if found is None else found.hex()[:16]
+        return None if found is None else _name(found)
 
 
 class OriginGuard:
@@ -81,6 +81,15 @@ class OriginGuard:
         if origin is None or "*" in self._origins or origin in self._origins:
             return True
         return origin.partition("://")[2] == headers.get("host")  # a page of our own
+
+
+def tenant_of(key: str) -> str:
+    """The name of the tenant who has this key."""
+    return _name(_digest(key))
+
+
+def _name(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def _digest(key: str) -> bytes:

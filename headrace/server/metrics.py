@@ -73,11 +73,50 @@ class _EngineCollector(Collector):
             ):
                 blocks.add_metric([group.name, state], count)
         yield blocks
+        preemptions = CounterMetricFamily(
+            "headrace_preemptions",
+            "Sequences that gave their blocks back before their end: memory ended (memory), or somebody better waited "
+            "(policy).",
+            labels=["kind"],
+        )
+        preemptions.add_metric(["memory"], stats.preemptions - stats.displacements)
+        preemptions.add_metric(["policy"], stats.displacements)
+        yield preemptions
+        yield GaugeMetricFamily(
+            "headrace_step_budget_tokens", "Tokens the latest step could have had.", stats.step_budget
+        )
+        calibration = stats.calibration
+        yield GaugeMetricFamily(
+            "headrace_length_log_error",
+            "Mean of |ln(predicted / actual)| over the latest replies' lengths.",
+            calibration.log_error,
+        )
+        yield GaugeMetricFamily(
+            "headrace_length_kendall_tau",
+            "Agreement of predicted with actual lengths in order, from -1 to 1, over the latest replies.",
+            calibration.tau,
+        )
+        use = GaugeMetricFamily(
+            "headrace_tenant_tokens",
+            "Prompts and predicted replies of the requests that wait or run.",
+            labels=["tenant", "state"],
+        )
+        service = CounterMetricFamily(
+            "headrace_tenant_service_tokens",
+            "Of choices that have ended, prompts read or cached, and replies.",
+            labels=["tenant", "kind"],
+        )
+        for tenant in stats.tenants:
+            use.add_metric([tenant.name, "waiting"], tenant.num_queued)
+            use.add_metric([tenant.name, "running"], tenant.num_running)
+            service.add_metric([tenant.name, "prompt"], tenant.prompt_tokens)
+            service.add_metric([tenant.name, "generated"], tenant.generated_tokens)
+        yield use
+        yield service
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
             ("cached_prompt_tokens", "Prompt tokens found in the prefix tree (hits).", stats.cached_tokens),
             ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
-            ("preemptions", "Sequences that gave their blocks back before their end.", stats.preemptions),
             ("steps", "Steps of the engine.", stats.steps),
         ):
             yield CounterMetricFamily(f"headrace_{name}", text, value)

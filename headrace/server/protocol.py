@@ -28,7 +28,6 @@ HARMLESS = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
         "store",
         "user",
     }
@@ -56,6 +55,7 @@ _MESSAGE_UNSUPPORTED = frozenset({"annotations", "audio", "function_call", "refu
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 DeadlineMs = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
 
 # What the validators below accept, for the API's own description (`headrace.server.openapi`).
 _STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
@@ -217,6 +217,8 @@ class Sampling(_Model):
     """From the call's arrival."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes are shared only among a tenant's calls with the same salt."""
+    service_tier: ServiceTier | None = None
+    """"flex": of batch class, served from what the others leave. All other tiers are one."""
     timings: bool | None = None
     """Whether the reply says how long its parts took."""
 
@@ -261,6 +263,7 @@ class EmbeddingRequest(_Model):
     """Whether texts get the model's BOS token; default true."""
     priority: Priority | None = None
     deadline_ms: DeadlineMs | None = None
+    service_tier: ServiceTier | None = None
 
 
 class TokenizeRequest(_Model):

@@ -247,6 +247,9 @@ class Generation:
             if delta.finish_reason is not None:
                 if delta.finish_reason == "abort":  # not by us: we would not be reading any more
                     raise ApiError(503, "aborted", "The server aborted this reply.", retry_after_s=1)
+                if delta.finish_reason == "late":
+                    message = f"The reply was not begun: {event.error}."
+                    raise ApiError(429, "deadline", message, param="deadline_ms", retry_after_s=1)
                 if delta.finish_reason == "error":
                     raise bad_request("reply_failed", f"The reply cannot go on: {event.error}.")
                 self._num_open -= 1

@@ -19,6 +19,7 @@ from headrace.core.plan import ReadoutKind, StepPlan
 from headrace.core.protocols import Pending
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.engine.composition import BATCHING, ORDERS, WRAPPERS, SchedulingConfig, parse_policy
 from headrace.engine.engine import Engine
 from headrace.executor.native import NativeExecutor
 from headrace.models.loaders.checkpoint import open_checkpoint
@@ -175,9 +176,30 @@ class Watched:
                 self.seen["tokens within a grammar"] += sequence.request.grammar is not None
 
 
+def draw_scheduling(rng: random.Random) -> SchedulingConfig:
+    """Any order within any wrappers, any batching mode; the default in a third of all cases."""
+    if rng.random() < 1 / 3:
+        return SchedulingConfig()
+    names = [rng.choice(["fair", "dlpm"]), *rng.sample(["ageing", "priority", "lpf"], rng.randint(0, 3))]
+    rng.shuffle(names)
+    names.append(rng.choice(list(ORDERS)))
+    return SchedulingConfig(
+        policy="(".join(names) + ")" * (len(names) - 1),
+        max_wait_s=rng.choice([0.0, 0.01]),
+        batching=rng.choice(BATCHING),
+        batch_window_ms=1.0,
+        predictor=rng.choice(["bound", "history"]),
+        predictor_sigma=rng.choice([0.0, 1.0]),
+        budget=rng.choice(["paced", "fixed", "fixed"]),
+        reserve_replies=rng.random() < 0.5,
+        tenant_running_tokens=rng.choice([None, 100]),
+    )
+
+
 def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
     """Requests, arrivals and machine all drawn from the seed. Returns what the steps were made of."""
-    rng, filters = random.Random(seed), random.Random(f"{seed} filters")
+    rng, filters, serving = random.Random(seed), random.Random(f"{seed} filters"), random.Random(f"{seed} serving")
+    scheduling = draw_scheduling(serving)
     vocab = native.program.vocab_size
     common = [rng.randrange(vocab) for _ in range(longest)]
     requests = []
@@ -196,7 +218,18 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
         )
         grammar = PatternGrammar(rng.randint(0, 9), vocab) if rng.random() < 0.25 else None
         score_prompt = params.num_logprobs is not None and rng.random() < 0.15
-        requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=score_prompt, grammar=grammar))
+        requests.append(
+            Request(
+                f"r{i}",
+                tuple(prompt),
+                params,
+                score_prompt=score_prompt,
+                grammar=grammar,
+                tenant=serving.choice(["", "other"]),
+                priority=serving.randint(0, 1),
+                is_batch=serving.random() < 0.2,
+            )
+        )
     last_arrival = rng.choice([0, 4, 12])
     arrivals = [rng.randint(0, last_arrival) for _ in requests]
     needed = max(len(r.prompt) + (r.sampling.max_tokens or 0) for r in requests)
@@ -209,14 +242,27 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
         least = max(-(-tokens // BLOCK_SIZE) + 2 * bool(group.window), depth + 1)
         num_blocks.append(min(NUM_BLOCKS, least + spare))
     max_running, isa = rng.choice([2, 3, 8]), rng.choice(isas)
-    engine = native.engine(threads, num_blocks, isa, max_step_tokens=budget, depth=depth, max_running=max_running)
+    engine = native.engine(
+        threads,
+        num_blocks,
+        isa,
+        max_step_tokens=budget,
+        depth=depth,
+        max_running=max_running,
+        scheduling=scheduling,
+    )
     engine.executor = watched = Watched(engine.executor, native.formats)
     replies = generate(engine, requests, arrivals)
+    machine = f"{threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=}"
     for request in requests:
         same = bits(replies[request.id, 0]) == native.alone(request)
-        assert same, f"seed {seed}: {request.id} differs ({threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=})"
-    names = ("schedules", f"{threads} threads", f"depth {depth}", isa)
-    return watched.seen + Counter(names) + Counter(preemptions=engine.stats().preemptions)
+        assert same, f"seed {seed}: {request.id} differs ({machine}, {scheduling=})"
+    names = ("schedules", f"{threads} threads", f"depth {depth}", isa, scheduling.batching)
+    policies = parse_policy(scheduling.policy)
+    stats = engine.stats()
+    events = Counter(preemptions=stats.preemptions, displacements=stats.displacements)
+    events["batch class"] = sum(request.is_batch for request in requests)
+    return watched.seen + Counter(names) + Counter(policies) + events
 
 
 NAMES = (
@@ -326,8 +372,12 @@ def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
         *(f"{threads} threads" for threads in (1, 2, 3, 4)),
         *(f"depth {depth}" for depth in (1, 2)),
         *ISAS,
+        *ORDERS,
+        *WRAPPERS,
+        "batch class",
     ]
     assert [what for what in expected if seen[what] < 20] == []
+    assert [what for what in (*BATCHING, "displacements") if seen[what] < 8] == []
     tiles = [
         tiles_of(name, isa, rows) for name in PACKINGS for isa in ISAS for rows in range(1, 3 * tile(name, isa) + 1)
     ]

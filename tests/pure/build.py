@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.events import TokenEvent
+from headrace.core.protocols import StepCost
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
-from headrace.engine.budget import FixedBudget
+from headrace.engine.composition import SchedulingConfig, make_scheduler
 from headrace.engine.engine import Engine
-from headrace.engine.gates import Gates
-from headrace.engine.gates.prefix import PrefixGate
-from headrace.engine.gates.running import RunningGate
 from headrace.engine.limits import Limits
-from headrace.engine.policies.fcfs import FirstComeFirstServed
-from headrace.engine.scheduler import Scheduler
-from headrace.engine.state import EngineState
 from headrace.memory.manager import MemoryManager
 
 from .checking_executor import CheckingExecutor
 
 VOCAB_SIZE = 100_000
+STEP_S = 1.0
 FULL = CacheGroup("full", CacheKind.FULL, block_size=4, bytes_per_block=1)
+
+
+class StepsOnly:
+    """Every step takes as long; sixteen prompt tokens take one of their own."""
+
+    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
+        return STEP_S * ((num_streams > 0) + num_prompt / 16)
+
+
+STEPS_ONLY = StepsOnly()
 
 
 def small_engine(
@@ -33,12 +41,16 @@ def small_engine(
     max_queue: int = 100,
     context_length: int = 1000,
     depth: int = 1,
+    lengths: Mapping[str, int] | None = None,
+    cost: StepCost | None = STEPS_ONLY,
+    **scheduling,
 ) -> Engine:
+    """First come, first served and a fixed budget, unless `scheduling` says otherwise. `lengths`: the oracle's."""
     memory = MemoryManager(groups, num_blocks)
     capacity = memory.capacity_tokens(budget, depth)
     limits = Limits(context_length, capacity, max_queue, max_running, VOCAB_SIZE)
-    gates = Gates([RunningGate(max_running), PrefixGate()])
-    scheduler = Scheduler(EngineState(memory), FirstComeFirstServed(), gates, FixedBudget(budget), limits)
+    config = SchedulingConfig(**{"policy": "fcfs", "budget": "fixed", **scheduling})
+    scheduler = make_scheduler(config, memory, limits, budget, cost=cost, lengths=lengths)
     return Engine(scheduler, CheckingExecutor(groups), ManualClock(), depth)
 
 
@@ -53,3 +65,23 @@ def drain(engine: Engine) -> list[TokenEvent]:
         events += engine.step()
         engine.scheduler.check()
     return events
+
+
+def ends(engine: Engine, arrivals: list[tuple[int, Request]]) -> dict[str, int]:
+    """Request id -> the step it ended with, counted from 1, where (n, request) arrives after n steps."""
+    left, ended, step = sorted(arrivals, key=lambda arrival: arrival[0]), {}, 0
+    while left or engine.has_work:
+        while left and left[0][0] <= step:
+            engine.submit(left.pop(0)[1])
+        events = engine.step()
+        engine.scheduler.check()
+        engine.clock.advance(STEP_S)
+        step += 1
+        ended |= {event.request_id: step for event in events if event.finish_reason}
+        assert step < 20_000, "no progress"
+    return ended
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)

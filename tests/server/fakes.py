@@ -17,7 +17,8 @@ from headrace.core.request import Pooling, Request
 from headrace.core.result import TokenLogprob
 from headrace.core.sequence import FinishReason
 from headrace.engine.limits import Limits
-from headrace.engine.state import EngineStats
+from headrace.engine.predict.calibration import CalibrationReport
+from headrace.engine.state import EngineStats, TenantStats
 from headrace.memory.manager import GroupStats
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.grammar.compiler import GrammarCompiler
@@ -86,6 +87,9 @@ class FakeEngine:
     num_prompt: int = 0
     num_cached: int = 0
     num_generated: int = 0
+    drops_late: bool = False
+    """Requests with a deadline, all of them."""
+    wake_s: float | None = None
 
     def submit(self, request: Request) -> None:
         limits = Limits(self.context_length, self.context_length, self.max_queue, self.max_running, len(PIECES))
@@ -116,6 +120,9 @@ class FakeEngine:
         return events + [self._next(run) for run in list(self.running.values())]
 
     def _admit(self, request: Request) -> list[TokenEvent]:
+        if self.drops_late and request.deadline_s is not None:
+            error = "its deadline cannot be met any more"
+            return [TokenEvent(request.id, 0, finish_reason=FinishReason.LATE, error=error)]
         self.num_prompt += len(request.prompt)
         cached = len(request.prompt) - 1 if request.prompt in self.seen and not request.score_prompt else 0
         self.num_cached += cached
@@ -180,10 +187,14 @@ class FakeEngine:
             cached_tokens=self.num_cached,
             computed_tokens=self.num_prompt - self.num_cached + self.num_generated,
             generated_tokens=self.num_generated,
-            preemptions=0,
+            preemptions=5,
+            displacements=2,
             evictions=0,
             groups=(GroupStats("full", NUM_BLOCKS, used, 3, NUM_BLOCKS - 3 - used),),
             num_places=self.num_places,
+            step_budget=160,
+            calibration=CalibrationReport(100, 0.5, 0.25),
+            tenants=(TenantStats("a", 10, 20, 30, 40),),
         )
 
 

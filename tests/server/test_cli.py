@@ -116,6 +116,10 @@ def test_the_model_is_an_option_everywhere_and_an_argument_where_nothing_else_is
         (["--backend", "cuda"], "backend is 'cuda'; it must be one of 'native', 'reference'."),
         (["--kv-format", "q8"], "kv_format is 'q8'; it must be one of 'f16', 'f32'."),
         (["--isa", "mmx"], "isa is 'mmx'; it must be one of"),
+        (["--policy", "fair(best)"], "policy has 'best'; it must be one of fcfs, sjf, srpt, mlfq, edf, slack"),
+        (["--batching", "huge"], "batching is 'huge'; it must be one of 'continuous', 'static'"),
+        (["--predictor", "crystal"], "predictor is 'crystal'; it must be one of 'bound', 'history', 'oracle'."),
+        (["--key-weight", "secret=much"], "a key's weight is 'much'; write KEY=2."),
     ],
 )
 def test_serve_checks_its_flags_before_it_fetches_anything(flags: list[str], message: str):

@@ -38,6 +38,25 @@ def test_priority_and_deadline_reach_the_engine(start, path: str):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_flex_is_batch_class_and_no_other_tier_is(start, path: str):
+    server = start()
+    tiers = (None, "auto", "default", "flex", "priority", "scale")
+    for tier in tiers:
+        assert server.post(path, json=PATHS[path] | {"service_tier": tier}).status_code == 200
+    assert [request.is_batch for request in server.engine.requests] == [tier == "flex" for tier in tiers]
+
+
+def test_what_was_dropped_for_being_late_is_told_so(start):
+    server = start(FakeEngine(drops_late=True))
+    response = server.post("/v1/completions", json={"prompt": "say:x", "deadline_ms": 1000})
+    assert response.status_code == 429
+    assert response.json()["error"]["code"] == "deadline"
+    assert "its deadline cannot be met" in response.json()["error"]["message"]
+    assert int(response.headers["retry-after"]) >= 1
+    assert server.post("/v1/completions", json={"prompt": "say:x"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -50,6 +69,8 @@ def test_priority_and_deadline_reach_the_engine(start, path: str):
         ("cache_salt", ""),
         ("cache_salt", "x" * 257),
         ("cache_salt", 5),
+        ("service_tier", "cheap"),
+        ("service_tier", 1),
     ],
 )
 def test_wrong_values_are_refused(shared: RunningServer, path: str, field: str, value: object):

@@ -13,7 +13,11 @@ import time
 import openai
 import pytest
 
+from headrace.core.clock import WallClock
+from headrace.core.events import TokenEvent
 from headrace.server import service
+from headrace.server.engine_thread import EngineThread
+from tests.pure.build import request, small_engine
 from tests.server.conftest import RunningServer, eventually
 from tests.server.fakes import FakeEngine
 
@@ -299,3 +303,41 @@ def test_one_wake_up_carries_the_whole_step(start, monkeypatch):
     assert reply.usage.completion_tokens == 40
     assert len(batches) == server.engine.num_steps == 10
     assert batches[1:] == [4] * 9
+
+
+def test_the_engine_thread_waits_for_a_gate_that_opens_by_itself():
+    """A batch of one is formed when its window has passed; until then the thread sleeps, and nobody wakes it."""
+    engine = small_engine(batching="window", batch_window_ms=150, batch_size=4)
+    engine.clock = WallClock()
+    num_steps = 0
+    step = engine.step
+
+    def count() -> list[TokenEvent]:
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    engine.step = count
+    received: list[TokenEvent] = []
+
+    class Sink:
+        def push(self, event: TokenEvent) -> None:
+            received.append(event)
+
+        def fail(self, error: Exception) -> None:
+            pass
+
+    async def main() -> None:
+        thread = EngineThread(engine)
+        thread.start(asyncio.get_running_loop())
+        await thread.submit([request("a", [1], max_tokens=3)], Sink())
+        for _ in range(500):
+            if received and received[-1].finish_reason:
+                break
+            await asyncio.sleep(0.01)
+        thread.stop()
+
+    asyncio.run(main())
+    assert sum(len(event.tokens) for event in received) == 3
+    assert received[0].queued_s > 0.14, "on the engine's clock, which the gate reads"
+    assert num_steps <= 20

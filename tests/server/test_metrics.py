@@ -45,6 +45,19 @@ def test_counts_and_histograms(start):
         assert ("headrace_kv_blocks", ("group", "full"), ("state", state)) in found
 
 
+def test_scheduling_is_seen_from_outside(start):
+    found = scrape(start())
+    assert found["headrace_preemptions_total", ("kind", "memory")] == 3
+    assert found["headrace_preemptions_total", ("kind", "policy")] == 2
+    assert found[("headrace_step_budget_tokens",)] == 160
+    assert found[("headrace_length_log_error",)] == 0.5
+    assert found[("headrace_length_kendall_tau",)] == 0.25
+    for state, num_tokens in (("waiting", 10), ("running", 20)):
+        assert found["headrace_tenant_tokens", ("state", state), ("tenant", "a")] == num_tokens
+    for kind, num_tokens in (("prompt", 30), ("generated", 40)):
+        assert found["headrace_tenant_service_tokens_total", ("kind", kind), ("tenant", "a")] == num_tokens
+
+
 def test_the_inter_token_time_is_the_steps(start):
     server = start(FakeEngine(step_s=0.03))
     server.client().completions.create(model="fake-model", prompt="say:hello", stream=False)

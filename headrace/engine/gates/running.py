@@ -14,4 +14,4 @@ class RunningGate:
         self.max_running = max_running
 
     def ask(self, sequence: Sequence, state: EngineState, now: float) -> Verdict:
-        return Verdict.ADMIT if state.num_taken + sequence.num_places <= self.max_running else Verdict.STOP
+        return Verdict.ADMIT if state.num_taken + sequence.num_places <= self.max_running else Verdict.FULL

@@ -9,62 +9,70 @@ who wait, so that nobody saves up. While two tenants have requests waiting, the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 
-from headrace.core.sequence import Sequence
-from headrace.engine.policies import Policy
-from headrace.engine.queue import SequenceQueue
+from headrace.core.sequence import Sequence, Status
+from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
+from headrace.engine.policies import MAX_SKIPS, Around, Policy
+from headrace.engine.queue import SequenceQueue, WaitingQueue
 
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+INPUT_WEIGHT, OUTPUT_WEIGHT = PROMPT_WORK, GENERATED_WORK
 
 
-class Fair:
+class Fair(Around):
     """Around any policy. As long as there is one tenant, it is that policy and counts nothing."""
 
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None) -> None:
         """`weights`: of tenants; 1 where none is given."""
-        self._inner = inner
+        super().__init__(inner)
         self._weights = dict(weights or {})
         self.counters: dict[str, float] = {}
         """Tenant -> weighted service so far."""
 
-    def key(self, sequence: Sequence, now: float) -> tuple:
-        return self._inner.key(sequence, now)
-
-    def arrived(self, sequence: Sequence, waiting: SequenceQueue) -> None:
+    def arrived(self, sequence: Sequence, waiting: WaitingQueue) -> None:
+        self.inner.arrived(sequence, waiting)
         tenant = sequence.request.tenant
         if len(self.counters) == (tenant in self.counters):  # nobody else
             self.counters.setdefault(tenant, 0.0)
             return
-        others = {other.request.tenant for other in waiting}
+        others = waiting.of_tenant
         if tenant in others:
             return
-        floor = min((self.counters[other] for other in others), default=None)
+        floor = min((self.counters.setdefault(other, 0.0) for other in others), default=None)
         if floor is None:  # nobody waits: no lower than whoever was served last
             floor = self._last_served
         self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
 
     def candidates(self, waiting: SequenceQueue, limit: int) -> Iterator[Sequence]:
-        if len(self.counters) <= 1:
-            yield from waiting.head(limit)
+        if not isinstance(waiting, WaitingQueue) or len(self.counters) <= 1:
+            yield from self.inner.candidates(waiting, limit)
             return
-        queues: dict[str, deque[Sequence]] = {}
-        for sequence in waiting:
-            queue = queues.setdefault(sequence.request.tenant, deque())
-            if len(queue) < limit:
-                queue.append(sequence)
+        counters = self.counters
+        ahead: dict[str, Iterator[Sequence]] = {}
+        skips: dict[str, int] = {}
+        heads = {tenant: queue.head(1)[0] for tenant, queue in waiting.of_tenant.items()}
         for _ in range(limit):
-            if not queues:
+            if not heads:
                 return
-            tenant = min(queues, key=lambda name: (self.counters[name], queues[name][0].sort_key))
-            queue = queues[tenant]
-            sequence = queue.popleft()
-            if not queue:
-                del queues[tenant]
+            tenant = min(heads, key=lambda name: (counters[name], heads[name].sort_key))
+            if tenant not in ahead:  # ordered only once it is its turn
+                ahead[tenant] = iter(self.inner.candidates(waiting.of_tenant[tenant], limit))
+                heads[tenant] = next(ahead[tenant])
+            sequence, following = heads[tenant], next(ahead[tenant], None)
+            if following is None:
+                del heads[tenant]
+            else:
+                heads[tenant] = following
             yield sequence  # whose admission moves the counter
+            if sequence.status is Status.WAITING:
+                skips[tenant] = skips.get(tenant, 0) + 1
+                if skips[tenant] >= MAX_SKIPS:
+                    heads.pop(tenant, None)
 
     def served(self, sequence: Sequence, num_prompt: int, num_generated: int) -> None:
+        self.inner.served(sequence, num_prompt, num_generated)
+        if sequence.request.is_batch:  # of what others left: it takes nothing from anybody
+            return
         if len(self.counters) == 1:  # nobody to compare with, and whoever comes next starts no lower
             return
         tenant = sequence.request.tenant
@@ -72,6 +80,11 @@ class Fair:
         self.counters[tenant] = self._last_served = self.counters.get(tenant, 0.0) + service / self._weights.get(
             tenant, 1.0
         )
+
+    def displaces(self, sequence: Sequence, victim: Sequence, now: float) -> bool:
+        """Only its own tenant's: what a tenant gives up is not another's to take."""
+        same = sequence.request.tenant == victim.request.tenant
+        return same and self.inner.displaces(sequence, victim, now)
 
     _last_served = 0.0
     """The counter that moved last."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from headrace.core.sequence import Sequence
-from headrace.engine.policies import Ordered, Policy
+from headrace.engine.policies import Around
 
 
-class ByPriority(Ordered):
+class ByPriority(Around):
     """Smaller `Request.priority` first; among equals the inner policy. The least urgent is the victim."""
 
-    def __init__(self, inner: Policy) -> None:
-        self._inner = inner
-
     def key(self, sequence: Sequence, now: float) -> tuple:
-        return (sequence.request.priority, *self._inner.key(sequence, now))
+        return (sequence.request.priority, *self.inner.key(sequence, now))
+
+    def displaces(self, sequence: Sequence, victim: Sequence, now: float) -> bool:
+        """Only among equals: a more urgent one waits for a place."""
+        same = sequence.request.priority == victim.request.priority
+        return same and self.inner.displaces(sequence, victim, now)
