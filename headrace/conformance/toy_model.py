@@ -1,4 +1,4 @@
-"""A model of 180 thousand random weights whose right logprobs are known, as a GGUF file with any scaling of rope.
+"""A model of 115 thousand random weights whose right logprobs are known, as a GGUF file with any scaling of rope.
 
 Written by hand from the GGUF specification (version 3), because a suite that measures servers must not depend on the
 readers and writers of one of them. The logprobs in rope.json are those of another implementation on the same weights:
