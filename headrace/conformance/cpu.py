@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from headrace.conformance.client import COMPLETIONS, Refused, Server
 from headrace.conformance.launcher import Launcher, Started, usable_cores
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.speed import decode_tokens_per_s
-from headrace.conformance.threads import cores_of, halves, num_busy, thread_seconds
+from headrace.conformance.threads import cores_of, halves, num_busy, seconds_queued, thread_seconds
 
 CHAPTER = Chapter(1, "CPU performance, install, start-up")
 
@@ -121,24 +122,27 @@ async def quantized_speed(launcher: Launcher) -> str:
 
 @CHAPTER.process_check("The first token comes seconds after the start")
 async def start_up(launcher: Launcher) -> str:
-    """Ready within 3 s and a first token within 5 s, the best of three starts; and the first request after `/health`
-    said so is answered."""
-    best_s, tokens_s = 0.0, 0.0
-    for attempt in range(3):
+    """Ready within 3 s and a first token within 5 s, the best of three starts, not counting what the process waited for
+    a core that had other work; and the first request after `/health` said so is answered."""
+    best = (math.inf, math.inf, 0.0)
+    for _ in range(3):
         async with launcher.start(probe=False) as started:
-            ready_s = time.monotonic() - started.start_s
+            ready_s = _own_seconds(started)
             reply = await started.server.post(COMPLETIONS, {"prompt": "Hi.", "max_tokens": 1})
-            token_s = time.monotonic() - started.start_s
+            token_s, queued_s = _own_seconds(started), seconds_queued(started.process.pid)
             if reply.status != 200:
                 raise Refused("the first request to a server that said it was ready", reply)
-        if attempt == 0 or token_s < tokens_s:
-            best_s, tokens_s = ready_s, token_s
-        if best_s < 3 and tokens_s < 5:
-            return f"ready after {best_s:.2f} s, first token after {tokens_s:.2f} s"
-    raise Failed(
-        f"expected a server that is ready within 3 s and gives a token within 5 s; came {best_s:.2f} s and "
-        f"{tokens_s:.2f} s"
-    )
+        best = min(best, (token_s, ready_s, queued_s))
+        if best[1] < 3 and best[0] < 5:
+            break
+    told = f"ready after {best[1]:.2f} s, a token after {best[0]:.2f} s"
+    require(best[1] < 3 and best[0] < 5, "a server that is ready within 3 s and gives a token within 5 s", told)
+    return told + (f" ({best[2]:.2f} s for want of a core not counted)" if best[2] > 0.1 else "")
+
+
+def _own_seconds(started: Started) -> float:
+    """Since the start, but for what it waited for a core."""
+    return time.monotonic() - started.start_s - seconds_queued(started.process.pid)
 
 
 @CHAPTER.check("/health answers at once while a long prompt is read")

@@ -27,6 +27,15 @@ def thread_seconds(group: int) -> dict[int, float]:
     return found
 
 
+def seconds_queued(process: int) -> float:
+    """How long its first thread could have run but had no core, because of other work (proc_pid_schedstat(5)); 0 where
+    the system does not tell."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text("ascii").split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def cores_of(group: int) -> set[int]:
     """Those that any thread of the group may use."""
     found: set[int] = set()
