@@ -159,9 +159,11 @@ async def sigterm(launcher: Launcher) -> str:
         await begins(begun, stream)
         started.process.terminate()
         refused = await _refused(server)
-        if stream.done() and stream.exception() is None:
-            raise NotApplicable(f"a stream of {fields['max_tokens']} tokens was over before a new request was answered")
-        for what, reply in (("stream", await stream), ("reply", await whole)):
+        is_over = stream.done()
+        replies = await asyncio.gather(stream, whole, return_exceptions=True)
+        for what, reply in zip(("stream", "reply"), replies, strict=True):
+            if isinstance(reply, BaseException):
+                raise reply
             require(reply.choice.finish_reason, f"a finish_reason at the end of the {what}", "none")
             if "ignore_eos" in fields:
                 require(
@@ -170,6 +172,8 @@ async def sigterm(launcher: Launcher) -> str:
                     reply.num_output,
                 )
         require(stream.result().is_done, "[DONE] at the end of the stream", "none")
+        if is_over:  # and well, so that it may have been so before the signal
+            raise NotApplicable(f"a stream of {fields['max_tokens']} tokens was over before a new request was answered")
         status = await started.ended(_EXIT_S)
         require(status is not None, f"an end within {_EXIT_S:.0f} s after the last reply", "none")
         require(status == 0, "exit status 0", status)

@@ -93,7 +93,7 @@ class Started:
     process: subprocess.Popen[bytes]
     server: Server
     start_s: float
-    """When the process was made, on `time.monotonic`."""
+    """Before the process was made, on `time.monotonic`."""
     output: IO[bytes]
     """What it prints, on either stream."""
 
@@ -156,11 +156,12 @@ class Launcher:
 
     def _spawn(self, words: Sequence[str], url: str, cores: Sequence[int]) -> Started:
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        start_s = time.monotonic()
         with _only_on(cores):
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
-        started = Started(process, Server(replace(self.target, url=url)), time.monotonic(), output)
+        started = Started(process, Server(replace(self.target, url=url)), start_s, output)
         self._live.append(started)
         return started
 
