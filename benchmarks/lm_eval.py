@@ -19,16 +19,18 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.peers.environments import TORCH, cache_root
+from benchmarks.peers.environments import TORCH, Recipe, ensure
 from benchmarks.peers.report import replace_section, table
+from benchmarks.peers.servers import Server, headrace_server
 from headrace.evaluation.scoring import score
 from headrace.evaluation.texts import Window
 from headrace.models.catalogue import DEFAULT_MODEL
 from headrace.server.build import ServeConfig, build
-from tests.server.processes import served
+from headrace.server.system import usable_cores
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 VERSION = "0.4.13"
+RECIPE = Recipe("lm-eval", VERSION, (f"torch=={TORCH}", f"lm-eval[api]=={VERSION}"), "lm_eval")
 FACTS = [
     ("The capital of France is", ("Paris", "London", "Rome", "Madrid")),
     ("The capital of Japan is", ("Tokyo", "Kyoto", "Seoul", "Beijing")),
@@ -88,19 +90,6 @@ metric_list: [{{metric: exact_match, ignore_case: true}}]
 }
 
 
-def install(console: Console) -> Path:
-    """The harness's Python, in the user's cache."""
-    folder = cache_root() / f"lm-eval-{VERSION}"
-    python = folder / "venv" / "bin" / "python"
-    if not (folder / "complete").exists():
-        with console.status("installing lm-evaluation-harness, which takes minutes"):
-            subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-            packages = [f"torch=={TORCH}", f"lm-eval[api]=={VERSION}"]
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        (folder / "complete").touch()
-    return python
-
-
 def write_tasks(folder: Path) -> None:
     facts = [{"text": text, "choices": list(choices)} for text, choices in FACTS]
     questions = [{"text": f"{SHOTS}Question: {text}\nAnswer:", "answer": f" {answer}"} for text, answer in QUESTIONS]
@@ -154,12 +143,16 @@ def on_reference(pairs: list[tuple[str, str, float]]) -> list[tuple[float, int]]
 
 def main() -> None:
     console = Console(stderr=True)
-    python = install(console)
-    with tempfile.TemporaryDirectory() as temporary:
+    with console.status("installing lm-evaluation-harness, which takes minutes the first time"):
+        python = ensure(RECIPE, console.print).python
+    spec = headrace_server(
+        Path(sys.executable), DEFAULT_MODEL, "Headrace lm-eval", usable_cores()[0], "--kv-memory", "400MiB"
+    )
+    with tempfile.TemporaryDirectory() as temporary, Server(spec) as server:
+        server.wait_ready()
         folder = Path(temporary)
         write_tasks(folder)
-        with served("-m", "headrace.cli", "serve", DEFAULT_MODEL, "--port", "0", "--kv-memory", "400MiB") as (_, url):
-            results, samples = run(python, url, folder)
+        results, samples = run(python, f"{server.url}/v1", folder)
     pairs = list(logprobs_of(samples))
     with console.status("scoring on the reference backend"):
         reference = on_reference(pairs)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.conformance.check import Chapter
-from headrace.conformance.client import CHAT, COMPLETIONS, Server, after_events, messages
-from headrace.conformance.gauges import RUNNING
+from headrace.conformance.client import CHAT, COMPLETIONS, Server, after_events, begins, messages
+from headrace.conformance.gauges import KV_USED, RUNNING, Gauge
+from headrace.conformance.launcher import Launcher
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Reply, read_whole, show
 
@@ -18,6 +19,11 @@ CHAPTER = Chapter(7, "API errors, cancellation, shutdown, metrics, security")
 
 _CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
 _PROMPT_BODY: dict[str, Any] = {"prompt": "Hi.", "max_tokens": 1}
+_LEAVE_AFTER = (2, 5, 9, 14)
+"""Events; a guess may be under way at any of them."""
+_TAKES_NO_MORE_S = 0.3
+"""After SIGTERM."""
+_EXIT_S = 15.0
 
 OPEN_ROUTES = ("/health", "/v1/health")
 OPENAI_ROUTES: Sequence[tuple[str, str, dict[str, Any] | None]] = (
@@ -70,7 +76,7 @@ async def disconnect(server: Server) -> str:
     before = await server.gauge(RUNNING)
     fields = server.exactly(min(1500, (server.context_length or 2048) - 200))
     await server.stream(server.words(12), until=after_events(4), **fields)
-    streamed_s = await _freed(server, before, "streamed")
+    streamed_s = await _freed(server, RUNNING, before, "streamed")
     leaving = asyncio.create_task(server.post(COMPLETIONS, {"prompt": server.words(12), **fields}))
     await asyncio.sleep(0.6)
     if leaving.done():
@@ -79,15 +85,33 @@ async def disconnect(server: Server) -> str:
         raise NotApplicable(f"a request of {fields['max_tokens']} tokens was over before its client could leave")
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    whole_s = await _freed(server, before, "not streamed")
+    whole_s = await _freed(server, RUNNING, before, "not streamed")
     return f"freed after {streamed_s:.2f} s when streamed, {whole_s:.2f} s when not"
 
 
-CHAPTER.unseen(
-    "disconnect_speculating",
-    "The same with speculation on",
-    "speculation is a setting of the server; where it is on, the row above has it on",
-)
+@CHAPTER.process_check("The same with speculation on")
+async def disconnect_speculating(launcher: Launcher) -> str:
+    """Clients that leave in the midst of a text that repeats itself, of which much can be guessed."""
+    if not launcher.command.speculate_args:
+        raise NotApplicable("needs the server's option for speculation: give --speculate-args")
+    async with launcher.start(more=launcher.command.speculate_args) as started:
+        server = started.server
+        prompt = f"{server.words(12)}. " * 8
+        fields = server.exactly(min(1000, (server.context_length or 2048) // 2))
+        await server.complete(prompt, **server.exactly(24))
+        await server.quiet()
+        gauges = [RUNNING] + [KV_USED] * await _has(server, KV_USED)
+        before = [await server.gauge(gauge) for gauge in gauges]
+        slowest_s = 0.0
+        for num_events in _LEAVE_AFTER:
+            await server.stream(prompt, until=after_events(num_events), **fields)
+            slowest_s = max(
+                [slowest_s] + [await _freed(server, *each, "streamed") for each in zip(gauges, before, strict=True)]
+            )
+        again = await server.complete(prompt, **server.exactly(24))
+        require(again.num_output == 24, "24 tokens after clients have left", again.num_output)
+    told = " and ".join(gauge.what for gauge in gauges)
+    return f"{len(_LEAVE_AFTER)} clients left; {told} as before after {slowest_s:.2f} s at most"
 
 
 @CHAPTER.check("A prompt beyond the context: status 400, code context_length_exceeded, token counts")
@@ -123,11 +147,53 @@ async def no_truncation(server: Server) -> str:
     return "cut, and the reply says so"
 
 
-CHAPTER.unseen(
-    "sigterm",
-    "After SIGTERM running requests end well and new ones are refused",
-    "needs a signal to the process, and a server to spare",
-)
+@CHAPTER.process_check("After SIGTERM running requests end well and new ones are refused")
+async def sigterm(launcher: Launcher) -> str:
+    async with launcher.start() as started:
+        server = started.server
+        fields = server.exactly(min(200, (server.context_length or 2048) // 2))
+        begun = asyncio.Event()
+        watch = after_events(4, begun.set)
+        whole = asyncio.create_task(server.complete(server.words(12), **fields))
+        stream = asyncio.create_task(server.stream(server.words(12), until=watch, **fields))
+        await begins(begun, stream)
+        started.process.terminate()
+        refused = await _refused(server)
+        is_over = stream.done()
+        replies = await asyncio.gather(stream, whole, return_exceptions=True)
+        for what, reply in zip(("stream", "reply"), replies, strict=True):
+            if isinstance(reply, BaseException):
+                raise reply
+            require(reply.choice.finish_reason, f"a finish_reason at the end of the {what}", "none")
+            if "ignore_eos" in fields:
+                require(
+                    reply.num_output == fields["max_tokens"],
+                    f"{fields['max_tokens']} tokens of the {what}",
+                    reply.num_output,
+                )
+        require(stream.result().is_done, "[DONE] at the end of the stream", "none")
+        if is_over:  # and well, so that it may have been so before the signal
+            raise NotApplicable(f"a stream of {fields['max_tokens']} tokens was over before a new request was answered")
+        status = await started.ended(_EXIT_S)
+        require(status is not None, f"an end within {_EXIT_S:.0f} s after the last reply", "none")
+        require(status == 0, "exit status 0", status)
+    return f"a stream and a whole reply of {fields['max_tokens']} tokens ended well; a new request: {refused}"
+
+
+async def _refused(server: Server) -> str:
+    """How a new request is refused. Raises `Failed` if one is taken that was sent a while after the signal."""
+    start_s = time.monotonic()
+    while True:
+        late_s = time.monotonic() - start_s
+        try:
+            reply = await server.post(COMPLETIONS, _PROMPT_BODY)
+        except Failed:
+            return "no connection"
+        if reply.status in (429, 503):
+            return str(reply)
+        require(reply.status == 200, "status 503 of a new request after SIGTERM", reply)
+        require(late_s < _TAKES_NO_MORE_S, f"no new request to be taken {late_s:.1f} s after SIGTERM", reply)
+        await asyncio.sleep(0.02)
 
 
 @CHAPTER.check("Without a key every route but /health is closed")
@@ -193,11 +259,23 @@ async def overload(server: Server) -> str:
     return f"{done} answered, {len(replies) - done} told to come again"
 
 
-async def _freed(server: Server, before: float, what: str) -> float:
+async def _has(server: Server, gauge: Gauge) -> bool:
+    try:
+        await server.gauge(gauge)
+    except NotApplicable:
+        return False
+    return True
+
+
+async def _freed(server: Server, gauge: Gauge, before: float, what: str) -> float:
+    """Seconds until the gauge is back. Raises `Failed` after one."""
     start_s = time.monotonic()
-    while await server.gauge(RUNNING) > before:
+    while (value := await server.gauge(gauge)) > before:
         if time.monotonic() - start_s > 1.0:
-            raise Failed(f"expected a request ({what}) to end within 1 s after its client left; it still runs")
+            raise Failed(
+                f"expected a request ({what}) to end within 1 s after its client left; {gauge.what}: {value:g}, "
+                f"{before:g} before it"
+            )
         await asyncio.sleep(0.03)
     return time.monotonic() - start_s
 

@@ -1,4 +1,4 @@
-"""What a check is: a row of the table, and a coroutine that asks a server and may raise."""
+"""What a check is: a row of the table, and a coroutine that asks a server, or starts some, and may raise."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.conformance.client import Server
+from headrace.conformance.launcher import Launcher
 
 Ask = Callable[[Server], Awaitable[str]]
 """Asks a server; returns what was seen. Raises `Failed` or `NotApplicable`."""
+Start = Callable[[Launcher], Awaitable[str]]
+"""The same with servers of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,15 @@ class Check:
     name: str
     title: str
     """The right behaviour."""
-    ask: Ask | None
-    """None: it cannot be seen over HTTP."""
+    ask: Ask | None = None
+    start: Start | None = None
+    """One of the two, or neither: it cannot be seen from outside."""
     note: str = ""
-    """Where `ask` is None: why. Elsewhere: which part of the behaviour it looks at, if not all of it."""
+    """Where there is neither: why. Elsewhere: which part of the behaviour it looks at, if not all of it."""
+
+    @property
+    def is_unseen(self) -> bool:
+        return self.ask is None and self.start is None
 
 
 class Chapter:
@@ -36,14 +44,23 @@ class Chapter:
         """Declares the decorated coroutine as the next row. `part`: what of the behaviour it looks at, if not all."""
 
         def declare(ask: Ask) -> Ask:
-            self._add(getattr(ask, "__name__", ""), title, ask, part)
+            self._add(getattr(ask, "__name__", ""), title, part, ask=ask)
             return ask
 
         return declare
 
-    def unseen(self, name: str, title: str, reason: str) -> None:
-        """Declares the next row as one that no HTTP client can check."""
-        self._add(name, title, None, reason)
+    def process_check(self, title: str, *, part: str = "") -> Callable[[Start], Start]:
+        """The same for a row about the server's process, which the check starts itself."""
 
-    def _add(self, name: str, title: str, ask: Ask | None, note: str) -> None:
-        self.checks.append(Check(f"{self.number}.{len(self.checks) + 1}", name, title, ask, note))
+        def declare(start: Start) -> Start:
+            self._add(getattr(start, "__name__", ""), title, part, start=start)
+            return start
+
+        return declare
+
+    def unseen(self, name: str, title: str, reason: str) -> None:
+        """Declares the next row as one that cannot be checked from outside."""
+        self._add(name, title, reason)
+
+    def _add(self, name: str, title: str, note: str, *, ask: Ask | None = None, start: Start | None = None) -> None:
+        self.checks.append(Check(f"{self.number}.{len(self.checks) + 1}", name, title, ask, start, note))

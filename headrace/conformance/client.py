@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.bench.http_stream import Address, Exchange, HttpClient, Watch, request_bytes
@@ -59,6 +59,7 @@ class Target:
     """Which server, and what its operator knows of it."""
 
     url: str
+    """Empty: of a server that is still to be started."""
     model: str
     api_key: str | None = None
     other_api_key: str | None = None
@@ -113,6 +114,14 @@ class Server:
         except Failed as error:
             raise ConfigurationError(f"{self.target.url} cannot be asked: {error}") from None
         self.context_length = self.context_length or await self._find_context()
+
+    async def use_served_name(self) -> None:
+        """Where the server does not list the target's model, ask for the first that it lists."""
+        reply = await self.get("/v1/models")
+        listed = reply.json().get("data") if reply.status == 200 else None
+        names = [each["id"] for each in listed or ()]
+        if names and self.target.model not in names:
+            self.target = replace(self.target, model=names[0])
 
     async def _find_context(self) -> int | None:
         """From what some servers tell beside OpenAI's API."""

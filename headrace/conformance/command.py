@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +19,22 @@ if TYPE_CHECKING:
 
 def conformance(
     *,
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible server, with or without /v1.")],
+    url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible server, with or without /v1. Default: one of --command.")
+    ] = None,
     model: Annotated[str, typer.Option("--model", "-m", help="The name in requests.")],
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="Starts a server, for the rows about its process: 'headrace serve {model} --port {port} "
+            "[--threads {threads}]'. A part in brackets is left out where a row sets nothing."
+        ),
+    ] = None,
+    gguf: Annotated[Path | None, typer.Option(help="A model file; {model} of the command. Default: --model.")] = None,
+    f16_gguf: Annotated[Path | None, typer.Option(help="The same model in 16 bits, to compare speeds with.")] = None,
+    speculate_args: Annotated[
+        str, typer.Option(help="Words after the command that turn speculation on: '--speculate prompt-lookup'.")
+    ] = "",
     api_key: Annotated[
         str | None, typer.Option(envvar="HEADRACE_CONFORMANCE_API_KEY", help="Sent to the server.")
     ] = None,
@@ -48,24 +64,40 @@ def conformance(
         from rich.console import Console  # noqa: PLC0415
 
         from headrace.conformance.client import Target  # noqa: PLC0415
+        from headrace.conformance.launcher import Command  # noqa: PLC0415
         from headrace.conformance.outcome import Status  # noqa: PLC0415
         from headrace.conformance.report import counts, document, print_results  # noqa: PLC0415
         from headrace.conformance.suite import run_suite, select  # noqa: PLC0415
 
-        target = Target(url, model, api_key, other_api_key, context_length, capacity, timeout)
+        target = Target(url or "", model, api_key, other_api_key, context_length, capacity, timeout)
+        started = None if command is None else Command(command, model, gguf, f16_gguf, speculate_args)
         checks = select(only)
-        with _progress_bar(len(checks)) as report:
-            results = run_suite(target, checks, report)
+        with _progress_bar(len(checks)) as report, _terminated_in_order():
+            results = run_suite(target, checks, report, started)
         to_stdout = json_file is not None and str(json_file) == "-"
         print_results(results, Console(stderr=to_stdout))
         if json_file is not None:
-            text = json.dumps(document(results, url, model), indent=2) + "\n"
+            text = json.dumps(document(results, url or "", model), indent=2) + "\n"
             if to_stdout:
                 sys.stdout.write(text)
             else:
                 json_file.write_text(text, "utf-8")
         if counts(results)[Status.FAIL]:
             raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _terminated_in_order() -> Iterator[None]:
+    """SIGTERM becomes an exception, so that started servers end with the suite."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -77,9 +77,9 @@ def side_by_side(documents: Mapping[str, Mapping[str, Any]]) -> str:
             cells = ["not run" if row is None else row["result"] for row in found]
             lines.append(f"| {check.id} | {_cell(check.title)} | {' | '.join(cells)} |")
             for name, row in zip(names, found, strict=True):
-                if row is not None and row["result"] != Status.PASS and check.ask is not None:
+                if row is not None and row["result"] != Status.PASS and not check.is_unseen:
                     reasons.append(f"| {check.id} | {name} | {row['result']} | {_cell(row['reason'])} |")
-            if check.ask is None:
+            if check.is_unseen:
                 reasons.append(f"| {check.id} | any | {Status.NOT_APPLICABLE} | {_cell(check.note)} |")
             elif check.note:
                 parts.append(f"| {check.id} | {_cell(check.note)} |")

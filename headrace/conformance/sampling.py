@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from collections.abc import Sequence
 from itertools import zip_longest
+from pathlib import Path
 
+from headrace.conformance import toy_model
 from headrace.conformance.check import Chapter
 from headrace.conformance.client import Server
+from headrace.conformance.launcher import Launcher
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Choice, Generation, show
 from headrace.conformance.streaming import token_ids
@@ -27,6 +32,9 @@ _TEXTS = (
     "https://example.com/a?b=c&d=%20e#f",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 )
+
+_ROPE_TOLERANCE = 0.05
+"""Keys and values in 16 bits move the toy model's logprobs by up to 0.02."""
 
 
 @CHAPTER.check("Logprobs are of the model's own distribution, whatever the temperature")
@@ -108,11 +116,39 @@ async def tokenizer(server: Server) -> str:
     return f"{len(_TEXTS)} texts of {num_tokens} tokens"
 
 
-CHAPTER.unseen(
-    "rope_scaling",
-    "Rope's base and scaling are those of the file",
-    "needs the right logits of the model, from a reference",
-)
+@CHAPTER.process_check("Rope's base and scaling are those of the file")
+async def rope_scaling(launcher: Launcher) -> str:
+    """A toy model whose right logprobs are known; beyond its first context a wrong scaling moves them by 0.5."""
+    largest, lengths = 0.0, []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, rope in toy_model.ROPES.items():
+            file = Path(folder) / f"toy-{name}.gguf"
+            toy_model.write(file, rope)
+            right = toy_model.logprobs(name)
+            async with launcher.start(model=file) as started:
+                context = started.server.context_length or toy_model.CONTEXT_LENGTH
+                lengths = [length for length in right if length < context]
+                if max(lengths) <= toy_model.ORIGINAL_LENGTH:
+                    raise NotApplicable(f"needs a server whose context is longer than {min(set(right) - set(lengths))}")
+                for length in lengths:
+                    distance = await _rope_distance(started.server, name, length, right[length])
+                    largest = max(largest, distance)
+    return f"{', '.join(toy_model.ROPES)} at positions {', '.join(map(str, lengths))}: off by at most {largest:.2g}"
+
+
+async def _rope_distance(server: Server, name: str, length: int, right: Sequence[float]) -> float:
+    ids = toy_model.token_ids(length)
+    reply = await server.complete(ids, max_tokens=1, temperature=0, logprobs=len(right))
+    require(reply.num_prompt == length, f"a prompt of {length} token ids to be read as it is", reply.num_prompt)
+    found = sorted(_top(reply).values(), reverse=True)
+    require(len(found) == len(right), f"{len(right)} top_logprobs", len(found))
+    distance = max(abs(one - other) for one, other in zip(found, right, strict=True))
+    require(
+        distance <= _ROPE_TOLERANCE,
+        f"logprobs {show(right)} with rope's {name} after {length} tokens",
+        f"{show([round(value, 3) for value in found])}",
+    )
+    return distance
 
 
 def _top(reply: Generation) -> dict[str, float]:

@@ -12,6 +12,7 @@ from headrace.conformance.client import COMPLETIONS, Refused, Server, after_even
 from headrace.conformance.gauges import KV_USED
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Generation, Reply
+from headrace.conformance.speed import decode_tokens_per_s
 
 CHAPTER = Chapter(2, "Scheduling, fairness, memory")
 
@@ -261,14 +262,7 @@ async def _stay_or_leave(server: Server, leave: bool) -> None:
 
 async def _tokens_per_s(server: Server) -> float:
     """Of one stream; the better of two."""
-    best = 0.0
-    for _ in range(2):
-        stream = await server.stream(server.words(12), **server.exactly(24))
-        if len(stream.times_s) > 1:
-            best = max(best, (stream.num_output - 1) / (stream.times_s[-1] - stream.times_s[0]))
-    if not best:
-        raise Failed("expected a stream of many chunks; came one")
-    return best
+    return max([await decode_tokens_per_s(server) for _ in range(2)])
 
 
 def _all_read(replies: Sequence[Generation], num_tokens: float) -> str:

@@ -79,6 +79,7 @@ def serve(
         start_s = time.monotonic()
         with progress as report:
             deployment = build(config, report)
+            deployment.grammars.prepare()
         load_s = time.monotonic() - start_s
         app = create_app(
             deployment,

@@ -10,7 +10,11 @@ import sys
 import openai
 import pytest
 
+from headrace.core.errors import ConfigurationError
+from headrace.server import serve as module
+from headrace.server.build import ServeConfig
 from tests.server.conftest import eventually
+from tests.server.fakes import make_deployment
 from tests.server.processes import get, served
 
 FAKE = ("-m", "tests.server.fake_serve", "0")
@@ -39,6 +43,19 @@ def test_a_signal_finishes_running_streams_and_exits_0(number: int):
         assert "generated_tokens=27" in log
         assert "finish=stop" in log
         assert "Traceback" not in log
+
+
+def test_the_vocabulary_is_wrapped_before_a_server_is_ready(monkeypatch: pytest.MonkeyPatch):
+    """Afterwards it would hold up every stream."""
+    deployment = make_deployment()
+
+    def prepare() -> None:
+        raise ConfigurationError("prepared first")
+
+    deployment.grammars.prepare = prepare
+    monkeypatch.setattr(module, "build", lambda config, progress=None: deployment)
+    with pytest.raises(ConfigurationError, match="prepared first"):
+        module.serve(ServeConfig(), module.ServerOptions(port=0))
 
 
 def test_an_idle_server_exits_at_once():

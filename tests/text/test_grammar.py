@@ -16,6 +16,7 @@ import pytest
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.grammar import Grammar, Matcher
+from headrace.text.grammar import compiled
 from headrace.text.grammar import compiler as compiling
 from headrace.text.grammar import constraint as constraints
 from headrace.text.grammar.bound import longest_json, longest_match
@@ -40,6 +41,18 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(make_tokenizer(), VOCAB)
     yield compiler
     compiler.close()
+
+
+def test_a_prepared_compiler_does_not_hold_the_interpreter_for_its_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first constraint that a server saw stopped every stream, for half a second on a busy machine: the library
+    was given the vocabulary only then, and holds the interpreter's lock meanwhile."""
+    compiler = GrammarCompiler(make_tokenizer(), VOCAB)
+    compiler.prepare()
+    monkeypatch.setattr(compiled, "wrap", None)
+    try:
+        assert compiler.compile(Constraint("regex", "a+", "regex")).start().allowed()
+    finally:
+        compiler.close()
 
 
 def allowed_by(matcher: Matcher) -> list[int]:

@@ -32,7 +32,7 @@ class CompilerFailure(HeadraceError):
 class GrammarCompiler:
     """For one vocabulary. Any thread may call it; one constraint is compiled at a time.
 
-    Nothing is loaded and no process is started before the first constraint comes.
+    Nothing is loaded before `prepare` or the first constraint, and no process is started before the latter.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -49,6 +49,12 @@ class GrammarCompiler:
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self._tokenizer, self._vocab_size)
         return self._vocabulary
+
+    def prepare(self) -> None:
+        """Load the library and give it the vocabulary. This holds the interpreter's lock, for 0.2 s with 50,000 tokens
+        and longer beside other work: whoever has streams must have done it before, or all of them stop meanwhile."""
+        with self._lock:
+            self._wrap()
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Raises `InvalidRequest` naming the constraint's field for what is wrong, unsupported or too expensive."""
@@ -68,7 +74,7 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> Grammar:
         import llguidance  # noqa: PLC0415
 
-        from headrace.text.grammar.compiled import LIMITS, CompiledGrammar, wrap  # noqa: PLC0415
+        from headrace.text.grammar.compiled import LIMITS, CompiledGrammar  # noqa: PLC0415
 
         if self._worker is None:
             self._worker = _Worker(self.vocabulary)
@@ -80,13 +86,18 @@ class GrammarCompiler:
             raise _refused(constraint, f"compiling it {what}; simplify it") from None
         if error:
             raise _refused(constraint, _first_lines(error))
-        if self._wrapped is None:
-            self._wrapped = wrap(self.vocabulary)
-        matcher = llguidance.LLMatcher(self._wrapped, source, log_level=0, limits=LIMITS)
+        matcher = llguidance.LLMatcher(self._wrap(), source, log_level=0, limits=LIMITS)
         if matcher.is_error():  # the same source has just compiled
             raise _refused(constraint, _first_lines(matcher.get_error()))
         most = None if constraint.max_bytes is None else constraint.max_bytes + 1
         return CompiledGrammar(matcher, self.vocabulary.mask_bytes, most)
+
+    def _wrap(self) -> llguidance.LLTokenizer:
+        from headrace.text.grammar.compiled import wrap  # noqa: PLC0415
+
+        if self._wrapped is None:
+            self._wrapped = wrap(self.vocabulary)
+        return self._wrapped
 
     def _stop(self) -> None:
         if self._worker is not None:
