@@ -23,7 +23,8 @@ class Check:
     """The right behaviour."""
     ask: Ask | None = None
     start: Start | None = None
-    """One of the two, or neither: it cannot be seen from outside."""
+    """One of the two, or neither: it cannot be seen from outside. Of both, `start` is for servers to which the other
+    does not apply."""
     note: str = ""
     """Where there is neither: why. Elsewhere: which part of the behaviour it looks at, if not all of it."""
 
@@ -40,11 +41,12 @@ class Chapter:
         self.title = title
         self.checks: list[Check] = []
 
-    def check(self, title: str, *, part: str = "") -> Callable[[Ask], Ask]:
-        """Declares the decorated coroutine as the next row. `part`: what of the behaviour it looks at, if not all."""
+    def check(self, title: str, *, part: str = "", otherwise: Start | None = None) -> Callable[[Ask], Ask]:
+        """Declares the decorated coroutine as the next row. `part`: what of the behaviour it looks at, if not all;
+        `otherwise`: what is done instead where it does not apply to the server's model."""
 
         def declare(ask: Ask) -> Ask:
-            self._add(getattr(ask, "__name__", ""), title, part, ask=ask)
+            self._add(getattr(ask, "__name__", ""), title, part, ask=ask, start=otherwise)
             return ask
 
         return declare

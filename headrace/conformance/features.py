@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from headrace.conformance import toy_model
 from headrace.conformance.check import Chapter
 from headrace.conformance.client import CHAT, COMPLETIONS, Refused, Server, messages
+from headrace.conformance.launcher import Launcher
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Call, Generation, show
+from headrace.conformance.streaming import token_ids
 from headrace.conformance.structure import WEATHER, first_obeyed, response_format
 
 CHAPTER = Chapter(8, "Structured output, forced calls, further endpoints")
@@ -200,12 +205,38 @@ async def echo(server: Server) -> str:
     return repr(echoed.text)
 
 
+async def suffix_of_a_toy(launcher: Launcher) -> str:
+    """A toy model that was made for it: logprobs are those of the marks and both texts, put together here."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "toy-base.gguf"
+        toy_model.write(file, toy_model.ROPES["base"], fills_in=True)
+        async with launcher.start(model=file) as started:
+            server = started.server
+            seen = await suffix(server)
+            before, after = await token_ids(server, _GAP[0]), await token_ids(server, _GAP[1])
+            prefix_id, suffix_id, middle_id = toy_model.FILL_IN
+            ids = [prefix_id, *before, suffix_id, *after, middle_id]
+            options: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "logprobs": 1}
+            expected = await server.complete(ids, **options)
+            found = await server.complete(_GAP[0], suffix=_GAP[1], **options)
+            require(found.num_prompt == len(ids), f"a prompt of {len(ids)} tokens", found.num_prompt)
+            pairs = zip(found.choice.logprobs, expected.choice.logprobs, strict=True)
+            distance = max(abs((one or 0.0) - (other or 0.0)) for one, other in pairs)
+            require(distance < 1e-3, "logprobs of prefix, suffix and middle in this order", show(found.choice.logprobs))
+    return f"{seen} with a toy model that was made for it, and the logprobs that its marks give"
+
+
+_GAP = ("def add(a, b):\n    ", "\n\nprint(add(1, 2))\n")
+"""What stands before and after."""
+
+
 @CHAPTER.check(
     "suffix: what comes after the text is read",
     part="that the prompt grows by it, where the model was made for it",
+    otherwise=suffix_of_a_toy,
 )
 async def suffix(server: Server) -> str:
-    prompt, after = "def add(a, b):\n    ", "\n\nprint(add(1, 2))\n"
+    prompt, after = _GAP
     plain = await server.complete(prompt, max_tokens=4)
     reply = await server.post(COMPLETIONS, {"prompt": prompt, "suffix": after, "max_tokens": 4})
     if reply.status == 400 and server.target.model in json.dumps(reply.error()):

@@ -106,6 +106,18 @@ async def _answering(target: Target, launcher: Launcher | None) -> AsyncIterator
         yield started.server
 
 
+async def _seen(check: Check, server: Server | None, launcher: Launcher | None) -> str:
+    if check.ask is not None:
+        assert server is not None
+        try:
+            return await _within(check.ask(server), 1.5 * server.target.timeout_s)  # some ask several times in turn
+        except NotApplicable:
+            if check.start is None or launcher is None:
+                raise
+    assert check.start is not None and launcher is not None
+    return await _within(check.start(launcher), 6 * launcher.target.timeout_s)  # and start several servers
+
+
 async def run_check(server: Server | None, check: Check, launcher: Launcher | None = None) -> Result:
     """Never raises: whatever a server does is a result. `server`: for checks that ask one; `launcher`: for those that
     start some, without which they do not apply."""
@@ -115,12 +127,7 @@ async def run_check(server: Server | None, check: Check, launcher: Launcher | No
         return Result(check, Status.NOT_APPLICABLE, NEEDS_COMMAND, 0.0)
     start_s = time.monotonic()
     try:
-        if check.ask is not None:
-            assert server is not None
-            seen = await _within(check.ask(server), 1.5 * server.target.timeout_s)  # some ask several times in turn
-        else:
-            assert check.start is not None and launcher is not None
-            seen = await _within(check.start(launcher), 6 * launcher.target.timeout_s)  # and start several servers
+        seen = await _seen(check, server, launcher)
         status, reason = Status.PASS, seen + (f" (in part: {check.note})" if check.note else "")
     except NotApplicable as why:
         status, reason = Status.NOT_APPLICABLE, str(why)

@@ -28,6 +28,8 @@ ORIGINAL_LENGTH = 512
 POSITIONS = (10, 900, 5000)
 """Lengths of the prompts after which logprobs are known: inside the original context, beyond it, far beyond."""
 NUM_TOP = 5
+FILL_IN = (VOCAB_SIZE - 3, VOCAB_SIZE - 2, VOCAB_SIZE - 1)
+"""Marks of prefix, suffix and middle, in a model that fills in."""
 
 _CONTROL = ("<unk>", "<s>", "</s>")
 _SPACE, _NEWLINE = "Ġ", "Ċ"  # how byte-level vocabularies write them
@@ -108,12 +110,13 @@ def logprobs(name: str) -> dict[int, list[float]]:
     return {int(length): values for length, values in json.loads(text)["logprobs"][name].items()}
 
 
-def write(path: Path, rope: Rope) -> None:
-    """The model as a GGUF file that converters would make: llama architecture, float32, a byte-level vocabulary."""
+def write(path: Path, rope: Rope, *, fills_in: bool = False) -> None:
+    """The model as a GGUF file that converters would make: llama architecture, float32, a byte-level vocabulary.
+    `fills_in`: its last tokens are the marks of a text to fill in."""
     stored = [_as_stored(tensor) for tensor in tensors()]
     if rope.kind == "llama3":
         stored.append(Tensor("rope_freqs.weight", (HEAD_DIM // 2,), array("f", llama3_divisors(rope))))
-    pairs = _metadata(rope)
+    pairs = _metadata(rope, fills_in)
     out = bytearray(struct.pack("<4sIQQ", b"GGUF", 3, len(stored), len(pairs)))
     for key, value in pairs.items():
         out += _string(key) + value
@@ -160,7 +163,7 @@ def _as_stored(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.shape, values)
 
 
-def _metadata(rope: Rope) -> dict[str, bytes]:
+def _metadata(rope: Rope, fills_in: bool) -> dict[str, bytes]:
     """Key -> type and value."""
     tokens, merges = _vocabulary()
     kinds = [_IS_CONTROL] * len(_CONTROL) + [_NORMAL] * (len(tokens) - len(_CONTROL))
@@ -183,6 +186,12 @@ def _metadata(rope: Rope) -> dict[str, bytes]:
         "tokenizer.ggml.eos_token_id": (_UINT32, 2),
         "tokenizer.ggml.add_bos_token": (_BOOL, False),
     }
+    if fills_in:
+        del merges[-len(FILL_IN) :]
+        for name, token in zip(("pre", "suf", "mid"), FILL_IN, strict=True):
+            tokens[token] = f"<|fim_{name}|>"
+            pairs[f"tokenizer.ggml.fim_{name}_token_id"] = (_UINT32, token)
+            kinds[token] = _IS_CONTROL
     if rope.kind in ("linear", "yarn"):
         pairs["llama.rope.scaling.type"] = (_STRING, rope.kind)
         pairs["llama.rope.scaling.factor"] = (_FLOAT32, rope.factor)
