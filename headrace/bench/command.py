@@ -129,9 +129,9 @@ def _points(given: Mapping[str, Any]) -> list[Point]:
     from dataclasses import replace  # noqa: PLC0415
 
     from headrace.bench.presets import PRESETS, Point  # noqa: PLC0415
-    from headrace.bench.traces import read_trace  # noqa: PLC0415
-    from headrace.bench.workload import WorkloadSpec  # noqa: PLC0415
     from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+    from headrace.sim.traces import read_trace  # noqa: PLC0415
+    from headrace.sim.workload import WorkloadSpec  # noqa: PLC0415
 
     drivers = [name for name in ("concurrency", "rate", "trace") if given[name] is not None]
     if len(drivers) > 1:

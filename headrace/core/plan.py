@@ -98,7 +98,8 @@ class StepPlan:
         self.has_drafts = False
         """Some span is a tree. Whoever gives a row another parent than the row before it sets this."""
         self.horizon = 1
-        """Identical steps this plan may stand for if nothing else happens."""
+        """Steps this plan may stand for if nobody comes or is aborted: the plans that would follow differ from it in
+        nothing but that each sequence has a token more. Only an executor that asked for it makes use of it."""
 
     @property
     def is_empty(self) -> bool:

@@ -15,6 +15,7 @@ from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
+from headrace.engine.jump import horizon, take_earlier
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
 from headrace.engine.state import Counters, EngineState, EngineStats
@@ -53,6 +54,8 @@ class Scheduler:
         self.budget = budget
         self.limits = limits
         self.counters = Counters()
+        self.max_horizon = 1
+        """Steps that one plan may stand for; more than one for an executor that can jump."""
         self._requests: dict[str, _Choices] = {}
         self._forks: list[tuple[Sequence, Sequence]] = []  # (parent, child), until nothing of the parent is in flight
         self._next_id = 0
@@ -126,12 +129,20 @@ class Scheduler:
             if plan.budget <= 0:
                 break
             verdict = self.gates.ask(sequence, state, now)
-            if verdict is Verdict.STOP:
+            if verdict is Verdict.STOP or verdict is Verdict.FULL:
                 break
             if verdict is Verdict.ADMIT and not self._admit(plan, sequence, now):
                 break
         self.counters.steps += not plan.is_empty
+        if self.max_horizon > 1 and self.policy.is_steady and self._is_closed(now):
+            plan.horizon = horizon(plan, state, self.max_horizon)
         return plan
+
+    def _is_closed(self, now: float) -> bool:
+        """Nobody who is here can start before a running sequence ends."""
+        return not self._forks and all(
+            self.gates.ask(sequence, self.state, now) is Verdict.FULL for sequence in self.state.waiting.head(1)
+        )
 
     def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
         """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
@@ -236,6 +247,15 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
         events = self._pooled(plan, result, now) if plan.pools else []
+        if result.earlier:
+            events += take_earlier(
+                plan,
+                result.earlier,
+                state=self.state,
+                policy=self.policy,
+                budget=self.budget,
+                counters=self.counters,
+            )
         memory, served, num_sampled = self.state.memory, self.policy.served, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:

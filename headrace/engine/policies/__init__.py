@@ -15,6 +15,9 @@ from headrace.engine.queue import SequenceQueue
 
 
 class Policy(Protocol):
+    is_steady: bool
+    """As long as nobody comes or leaves, the order of the running sequences stays as it is, however long they run."""
+
     def key(self, sequence: Sequence, now: float) -> tuple:
         """Smaller goes first. Asked when a sequence enters a queue; ends in the sequence's id (a total order)."""
         ...
@@ -34,6 +37,8 @@ class Policy(Protocol):
 
 class Ordered:
     """A policy that is its key and nothing else."""
+
+    is_steady = True
 
     def arrived(self, sequence: Sequence, waiting: SequenceQueue) -> None:
         pass

@@ -11,6 +11,7 @@ class ByPriority(Ordered):
 
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
+        self.is_steady = inner.is_steady
 
     def key(self, sequence: Sequence, now: float) -> tuple:
         return (sequence.request.priority, *self._inner.key(sequence, now))

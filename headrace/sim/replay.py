@@ -1,0 +1,128 @@
+"""A workload on an engine with a virtual clock: a discrete-event simulation whose decisions are the engine's own.
+
+Two kinds of events: a request is sent, and a step ends. Requests enter between steps, as they do in a real engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+from headrace.core.clock import ManualClock
+from headrace.core.errors import RequestError
+from headrace.core.request import Request
+from headrace.core.sampling import SamplingParams
+from headrace.engine.engine import Engine
+from headrace.sim.executor import SimExecutor
+from headrace.sim.workload import Chain, PlannedRequest, Workload
+
+
+@dataclass(slots=True)
+class Reply:
+    """What became of a planned request. Times on the virtual clock."""
+
+    request: PlannedRequest
+    sent_s: float
+    token_times_s: list[float] = field(default_factory=list, repr=False)
+    num_cached: int = 0
+    queued_s: float = 0.0
+    error: RequestError | None = None
+    """It was refused."""
+
+
+def replay(
+    engine: Engine,
+    executor: SimExecutor,
+    workload: Workload,
+    each_step: Callable[[], None] = lambda: None,
+) -> list[Reply]:
+    """Send the workload's requests at their times, or as places become free, until all have ended.
+
+    `engine` runs on `executor` and its clock. `each_step` is called after every step. Returns the replies in the order
+    of sending; the same arguments give the same ones.
+    """
+    return _Replay(engine, executor, workload).run(each_step)
+
+
+class _Replay:
+    def __init__(self, engine: Engine, executor: SimExecutor, workload: Workload) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._clock: ManualClock = executor.clock
+        self._due: list[tuple[float, int, Chain, int]] = []  # (time, order, chain, turn)
+        self._order = count()
+        self._sampling: dict[int, SamplingParams] = {}  # output tokens -> greedy, of that length: made once
+        self._waiting: Iterator[Chain] = iter(())
+        self._open: dict[str, tuple[Reply, Chain, int]] = {}
+        self._replies: list[Reply] = []
+        start_s = self._clock.now()
+        if workload.concurrency is None:
+            for chain in workload.chains:
+                self._plan(start_s + (chain[0].arrival_s or 0.0), chain, 0)
+        else:  # closed loop: each place takes the next chain when its own has ended
+            self._waiting = iter(workload.chains)
+            for _ in range(min(workload.concurrency, len(workload.chains))):
+                self._plan(start_s, next(self._waiting), 0)
+
+    def run(self, each_step: Callable[[], None]) -> list[Reply]:
+        engine, clock, due, is_open = self._engine, self._clock, self._due, self._open
+        while due or engine.has_work:
+            now = clock.now()
+            while due and due[0][0] <= now:
+                self._send(*heappop(due))
+            next_s = due[0][0] if due else math.inf
+            if not engine.has_work:
+                if due:
+                    clock.advance_to(next_s)
+                continue
+            self._executor.until_s = next_s
+            events = engine.step()
+            for event in events:
+                reply, chain, turn = is_open[event.request_id]
+                if event.tokens:
+                    reply.token_times_s.append(event.time_s)
+                if event.finish_reason is not None:
+                    reply.num_cached, reply.queued_s = event.num_cached, event.queued_s
+                    del is_open[event.request_id]
+                    self._ended(chain, turn)
+            each_step()
+        return self._replies
+
+    def _plan(self, time_s: float, chain: Chain, turn: int) -> None:
+        heappush(self._due, (time_s, next(self._order), chain, turn))
+
+    def _send(self, due_s: float, order: int, chain: Chain, turn: int) -> None:
+        planned = chain[turn]
+        reply = Reply(planned, due_s)
+        self._replies.append(reply)
+        request = Request(
+            id=f"{order}",
+            prompt=planned.prompt,
+            sampling=self._sampling_of(planned.num_output),
+            tenant=planned.tenant,
+            cache_salt=planned.tenant,  # as the server does: prefixes are a tenant's own
+        )
+        try:
+            self._engine.submit(request)
+        except RequestError as error:
+            reply.error = error
+            self._ended(chain, turn)
+        else:
+            self._open[request.id] = (reply, chain, turn)
+
+    def _ended(self, chain: Chain, turn: int) -> None:
+        """What was to come after this turn."""
+        now = self._clock.now()
+        if turn + 1 < len(chain):
+            self._plan(now + chain[turn + 1].think_s, chain, turn + 1)
+        elif (following := next(self._waiting, None)) is not None:
+            self._plan(now, following, 0)
+
+    def _sampling_of(self, num_output: int) -> SamplingParams:
+        found = self._sampling.get(num_output)
+        if found is None:
+            found = self._sampling[num_output] = SamplingParams(max_tokens=num_output, temperature=0.0)
+        return found
