@@ -16,9 +16,9 @@ class StepWork(NamedTuple):
     num_prompts: int
     num_readouts: int
     num_keys: int
-    """Cached keys that are read, once per sequence: what attention of streams takes."""
+    """Cached keys that streams read."""
     num_pairs: int
-    """(query, key) pairs of prompts: what attention of prompts takes."""
+    """(query, key) pairs of prompts."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepWork:
@@ -26,8 +26,9 @@ class StepWork(NamedTuple):
         num_keys = num_pairs = num_prompts = num_prompt = 0
         for span in plan.spans:
             start, count = span.start, span.count
-            num_keys += start + count
-            if count > 1:
+            if count == 1:
+                num_keys += start + 1
+            else:
                 num_prompts += 1
                 num_prompt += count
                 num_pairs += count * start + count * (count + 1) // 2

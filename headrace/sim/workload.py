@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Protocol
 
 from headrace.core.errors import ConfigurationError
@@ -35,9 +36,9 @@ class Numbers:
     def make(self, seed: int, kind: str, number: int, count: int) -> tuple[int, ...]:
         if count <= 0:
             return ()
-        # One id, repeated, would do for lengths; blocks of different rows must differ from their first token on.
-        draw = random.Random(f"{seed} {kind} {number}")
-        first, second, third = (draw.randrange(self._vocab_size) for _ in range(3))
+        # Mostly one id, repeated: it is the first ones that tell rows apart.
+        digest = blake2b(f"{seed} {kind} {number}".encode(), digest_size=12).digest()
+        first, second, third = (int.from_bytes(digest[i : i + 4], "big") % self._vocab_size for i in (0, 4, 8))
         return (first, second, third, *(first,) * (count - 3)) if count > 3 else (first, second, third)[:count]
 
 
@@ -186,12 +187,12 @@ def _from_trace(
             num_output = min(num_output, max(1, spec.max_tokens // 2))
             num_prompt = min(num_prompt, spec.max_tokens - num_output)
             num_clipped += 1
-        prompt: tuple[int, ...] = ()
+        tokens: list[int] = []
         for block in row.block_ids:
-            prompt += maker.make(seed, "block", block, row.block_tokens)
-        prompt = prompt[:num_prompt]
-        prompt += maker.make(seed, "own", index, num_prompt - len(prompt))
-        chains.append((PlannedRequest(index, prompt, num_output, row.arrival_s, session=index),))
+            tokens += maker.make(seed, "block", block, row.block_tokens)
+        del tokens[num_prompt:]
+        tokens += maker.make(seed, "own", index, num_prompt - len(tokens))
+        chains.append((PlannedRequest(index, tuple(tokens), num_output, row.arrival_s, session=index),))
     if not chains:
         raise ConfigurationError("the trace has no requests; nothing can be replayed.")
     notes: tuple[str, ...] = ()
