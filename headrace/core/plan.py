@@ -111,8 +111,9 @@ class StepPlan:
 
     def add_readout(self, row: int, kind: ReadoutKind, sequence: Sequence, target: int = -1) -> int:
         """Index of the new readout."""
+        index = len(self.readout_rows)
         self.readout_rows.append(row)
         self.readout_kinds.append(kind)
         self.readout_targets.append(target)
         self.readout_sequences.append(sequence)
-        return len(self.readout_rows) - 1
+        return index

@@ -115,16 +115,18 @@ class Scheduler:
         """Give tokens to sequences, running ones first, until budget or memory ends."""
         state, plan = self.state, StepPlan(self.counters.steps, self.budget.tokens(self.state, now))
         self._fork_settled(now)
-        num_preemptions = self.counters.preemptions
+        num_preemptions, is_preempting = self.counters.preemptions, False
         running = state.running.snapshot()
         num_behind = len(running)
         for sequence in running:
             num_behind -= 1
-            if sequence.status is RUNNING and plan.budget > 0:
+            if sequence.status is PREEMPTING:  # a victim stands behind whoever chose it, so it is seen here
+                is_preempting = True
+            elif sequence.status is RUNNING and plan.budget > 0:
                 # One token is kept for everybody behind, so that a long prompt delays nobody's next token.
                 spare = plan.budget - num_behind
                 self._extend(plan, sequence, spare if spare > 1 else 1, now)
-        is_short = self.counters.preemptions > num_preemptions or self._is_preempting()
+        is_short = self.counters.preemptions > num_preemptions or is_preempting
         for sequence in () if is_short else self.policy.candidates(state.waiting, MAX_CANDIDATES):
             if plan.budget <= 0:
                 break
@@ -134,13 +136,13 @@ class Scheduler:
             if verdict is Verdict.ADMIT and not self._admit(plan, sequence, now):
                 break
         self.counters.steps += not plan.is_empty
-        if self.max_horizon > 1 and self.policy.is_steady and self._is_closed(now):
+        if self.max_horizon > 1 and plan.num_tokens == len(plan.spans) and self._is_closed(now):
             plan.horizon = horizon(plan, state, self.max_horizon)
         return plan
 
     def _is_closed(self, now: float) -> bool:
         """Nobody who is here can start before a running sequence ends."""
-        return not self._forks and all(
+        return not self._forks and self.policy.is_steady and all(
             self.gates.ask(sequence, self.state, now) is Verdict.FULL for sequence in self.state.waiting.head(1)
         )
 
@@ -168,9 +170,6 @@ class Scheduler:
             if victim.status is RUNNING:
                 return victim
         return None
-
-    def _is_preempting(self) -> bool:
-        return any(sequence.status is PREEMPTING for sequence in self.state.running)
 
     def _admit(self, plan: StepPlan, sequence: Sequence, now: float) -> bool:
         """Start a waiting sequence: its prefix hit and room for its whole prompt, or nothing."""
@@ -217,7 +216,7 @@ class Scheduler:
             plan.parents.extend(range(first_row, first_row + count - 1))
         plan.budget -= count
         sequence.num_in_flight += count
-        if sequence.needs_scores:
+        if sequence.num_scored < sequence.num_to_score:
             self._read_prompt(plan, span, end)
         if end == num_known + sequence.num_sampling < sequence.limit:
             span.is_sampled = True
