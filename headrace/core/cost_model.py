@@ -68,7 +68,9 @@ def region(work: StepWork) -> str:
     if not work.num_prompt:
         low, high = KNOTS
         streams = work.num_streams
-        return f"1 to {low} streams" if streams <= low else f"{low + 1} to {high}" if streams <= high else f"above {high}"
+        return (
+            f"1 to {low} streams" if streams <= low else f"{low + 1} to {high}" if streams <= high else f"above {high}"
+        )
     return "prompts and streams" if work.num_streams else "prompts alone"
 
 

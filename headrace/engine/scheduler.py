@@ -131,20 +131,20 @@ class Scheduler:
             if plan.budget <= 0:
                 break
             verdict = self.gates.ask(sequence, state, now)
-            if verdict is Verdict.STOP or verdict is Verdict.FULL:
+            if verdict is Verdict.STOP:
                 break
             if verdict is Verdict.ADMIT and not self._admit(plan, sequence, now):
                 break
         self.counters.steps += not plan.is_empty
-        if self.max_horizon > 1 and plan.num_tokens == len(plan.spans) and self._is_closed(now):
+        if self.max_horizon > 1 and plan.num_tokens == len(plan.spans) and self._is_closed():
             plan.horizon = horizon(plan, state, self.max_horizon)
         return plan
 
-    def _is_closed(self, now: float) -> bool:
-        """Nobody who is here can start before a running sequence ends."""
-        return not self._forks and self.policy.is_steady and all(
-            self.gates.ask(sequence, self.state, now) is Verdict.FULL for sequence in self.state.waiting.head(1)
-        )
+    def _is_closed(self) -> bool:
+        """Nobody who is here can start, and nobody's place in the order change, before a running sequence ends."""
+        if self._forks or not self.policy.is_steady:
+            return False
+        return not self.state.waiting or self.state.num_taken >= self.limits.max_running
 
     def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
         """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""

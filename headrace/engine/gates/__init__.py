@@ -19,8 +19,6 @@ class Verdict(Enum):
     """Not this one, not in this step; look at those behind it."""
     STOP = "stop"
     """Nobody more in this step."""
-    FULL = "full"
-    """Nobody, whoever it is, before a running sequence has left."""
 
 
 class Gate(Protocol):

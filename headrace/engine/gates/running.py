@@ -14,7 +14,4 @@ class RunningGate:
         self.max_running = max_running
 
     def ask(self, sequence: Sequence, state: EngineState, now: float) -> Verdict:
-        num_free = self.max_running - state.num_taken
-        if num_free <= 0:
-            return Verdict.FULL
-        return Verdict.ADMIT if sequence.num_places <= num_free else Verdict.STOP
+        return Verdict.ADMIT if state.num_taken + sequence.num_places <= self.max_running else Verdict.STOP

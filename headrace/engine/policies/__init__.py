@@ -38,7 +38,7 @@ class Policy(Protocol):
 class Ordered:
     """A policy that is its key and nothing else."""
 
-    is_steady = True
+    is_steady = False
 
     def arrived(self, sequence: Sequence, waiting: SequenceQueue) -> None:
         pass
