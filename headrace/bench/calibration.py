@@ -26,16 +26,16 @@ from headrace.models.fetch import cache_root
 from headrace.server import system
 from headrace.server.build import Deployment, ServeConfig
 
-STREAMS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+STREAMS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 CONTEXTS = (16, 128, 512)
-MOST_KEYS = 4096
+MOST_KEYS = 1024
 """Of all streams together: their prompts have to be read first."""
 PROMPTS = (4, 8, 16, 32, 48, 64, 96, 128, 160)
-LONG_PROMPT = 1200
-MIXED_STREAMS = (1, 2, 4, 8, 16)
-MIXED_PROMPT = 400
-MIXED_CHUNKS = (16, 32, 64, 144)
-NUM_DECODED = 12
+LONG_PROMPT = 800
+MIXED_STREAMS = (1, 3, 8)
+MIXED_PROMPT = 256
+MIXED_CHUNKS = (16, 32, 96)
+NUM_DECODED = 8
 """Tokens of each stream: so many steps of a kind, and round after round."""
 
 Progress = Callable[[int, int, str], None]

@@ -22,7 +22,7 @@ def calibrate(
     model: ModelOption = DEFAULT_MODEL,
     threads: Threads = None,
     isa: Isa = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Times every kind of step is measured.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Times every kind of step is measured.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the order of the steps, and of their tokens.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to save it. Default: in the user's cache.")
@@ -172,10 +172,11 @@ def sim_config(given: Mapping[str, Any], about: dict[str, Any]) -> Any:
 
     groups = cache_groups_of(about)
     num_blocks = tuple(about["num_blocks"])
-    if given["kv_memory"] is not None:
+    num_bytes = parse_bytes(given["kv_memory"])
+    if num_bytes is not None:
         num_blocks = blocks_within(
             groups,
-            parse_bytes(given["kv_memory"]),
+            num_bytes,
             context_length=about["context_length"],
             max_running=given["max_running"],
             max_step_tokens=given["max_step_tokens"],

@@ -205,7 +205,7 @@ class CostModel:
             model._errors = {kind: _Error(float(mean), int(n)) for kind, (mean, n) in document["errors"].items()}
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"the cost model is damaged: {error!r}") from error
-        sizes = {len(row) for row in (*model._products, model._targets, model.coefficients, model._products)}
+        sizes = {len(row) for row in (*model._products, model._targets, model.coefficients)} | {len(model._products)}
         if sizes != {NUM}:
             raise ConfigurationError(f"the cost model is damaged: its rows have {sorted(sizes)} numbers, not {NUM}.")
         return model

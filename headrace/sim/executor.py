@@ -7,7 +7,7 @@ from array import array
 
 from headrace.core.clock import ManualClock
 from headrace.core.plan import ReadoutKind, StepPlan
-from headrace.core.result import EarlierStep, StepResult
+from headrace.core.result import EarlierStep, StepResult, TokenLogprob
 from headrace.core.work import StepTimes, StepWork
 
 NO_STEPS: tuple[EarlierStep, ...] = ()
@@ -45,7 +45,7 @@ class SimExecutor:
             end_s += compute_s
         self._free_s = end_s
         clock.advance_to(end_s)
-        no_logprobs = [None] * len(tokens)
+        no_logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         pooled = [array("d")] * len(plan.pools)
         return StepResult(tokens, no_logprobs, compute_s, pooled=pooled, earlier=earlier or NO_STEPS)
 
