@@ -83,7 +83,15 @@ def loads(max_running: int, max_step_tokens: int, context_length: int) -> list[L
     return [load for load in found if max(load.context, load.prompt) + 2 * NUM_DECODED + 32 < context_length]
 
 
-def measure(engine: Engine, vocab_size: int, rounds: int, seed: int, progress: Progress) -> list[Measured]:
+def measure(
+    engine: Engine,
+    vocab_size: int,
+    *,
+    rounds: int,
+    seed: int,
+    progress: Progress = lambda num_done, num_total, what: None,
+    timer: Callable[[], float] = time.perf_counter,
+) -> list[Measured]:
     """Every load, `rounds` times, in another order each time; a round before them is thrown away.
 
     The engine is idle, before and after. Its budget is set aside meanwhile, so that the chunks are the designed ones.
@@ -99,7 +107,7 @@ def measure(engine: Engine, vocab_size: int, rounds: int, seed: int, progress: P
             for index, load in enumerate(plan):
                 progress(round_number * len(plan) + index, (rounds + 1) * len(plan), str(load))
                 engine.scheduler.budget = FixedBudget(budget.max_tokens)
-                steps = _run(engine, load, vocab_size, draw)
+                steps = _run(engine, load, vocab_size, draw, timer)
                 if round_number:
                     measured += steps
         progress(1, 1, "done")
@@ -108,7 +116,9 @@ def measure(engine: Engine, vocab_size: int, rounds: int, seed: int, progress: P
     return measured
 
 
-def _run(engine: Engine, load: Load, vocab_size: int, draw: random.Random) -> list[Measured]:
+def _run(
+    engine: Engine, load: Load, vocab_size: int, draw: random.Random, timer: Callable[[], float]
+) -> list[Measured]:
     """Prompts of streams are read first, and not measured: their steps are no design of ours."""
 
     def request(name: str, num_prompt: int, num_output: int) -> Request:
@@ -130,7 +140,7 @@ def _run(engine: Engine, load: Load, vocab_size: int, draw: random.Random) -> li
         engine.submit(request("prompt", load.prompt, 1))
     count = len(engine.scheduler.state.running)
     while engine.has_work and len(engine.scheduler.state.running) >= min(count, load.num_streams):
-        work, seconds = _step(engine)
+        work, seconds = _step(engine, timer)
         is_designed = work.num_streams == load.num_streams and bool(work.num_prompt) == bool(load.prompt)
         if is_designed or not load.num_streams:
             steps.append(Measured(load, work, seconds))
@@ -144,15 +154,15 @@ def _run(engine: Engine, load: Load, vocab_size: int, draw: random.Random) -> li
     return steps
 
 
-def _step(engine: Engine) -> tuple[StepWork, float]:
+def _step(engine: Engine, timer: Callable[[], float]) -> tuple[StepWork, float]:
     """The engine's loop at depth 1, with a watch in hand."""
-    begin = time.perf_counter()
+    begin = timer()
     scheduler, now = engine.scheduler, engine.clock.now
     plan = scheduler.schedule(now())
     work = StepWork.of(plan)
     result = engine.executor.launch(plan).result()
     scheduler.commit(plan, result, now())
-    return work, time.perf_counter() - begin
+    return work, timer() - begin
 
 
 def fit(measured: Sequence[Measured]) -> CostModel:

@@ -45,7 +45,9 @@ def calibrate(
             deployment = build(config, progress)
         settle_interpreter()
         with progress_bar() as progress:
-            measured = calibration.measure(deployment.engine, deployment.vocab_size, rounds, seed, progress)
+            measured = calibration.measure(
+                deployment.engine, deployment.vocab_size, rounds=rounds, seed=seed, progress=progress
+            )
         fitted = calibration.fit(measured)
         console = Console()
         table = Table("step", "times", "measured, ms", "predicted, ms", "error")

@@ -71,7 +71,7 @@ def simulate(
 ) -> tuple[Summary, list[RequestResult]]:
     """One run: its figures, and what became of each request."""
     engine, executor = build_sim(config, times, policy)
-    results = [_result(reply, workload.concurrency is None) for reply in replay(engine, executor, workload)]
+    results = [result_of(reply, is_open=workload.concurrency is None) for reply in replay(engine, executor, workload)]
     summary = summarize(
         results,
         objectives,
@@ -81,7 +81,8 @@ def simulate(
     return replace(summary, notes=(*workload.notes, *summary.notes)), results
 
 
-def _result(reply: Reply, is_open: bool) -> RequestResult:
+def result_of(reply: Reply, *, is_open: bool) -> RequestResult:
+    """As a benchmark tells it."""
     request = reply.request
     return RequestResult(
         index=request.index,

@@ -10,14 +10,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import Protocol
 
-from headrace.core.clock import ManualClock
+from headrace.core.clock import Clock
 from headrace.core.errors import RequestError
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
-from headrace.sim.executor import SimExecutor
 from headrace.sim.workload import Chain, PlannedRequest, Workload
+
+
+class SkippingClock(Clock, Protocol):
+    def advance_to(self, time_s: float) -> None:
+        """Pass over a time in which nothing happens."""
+        ...
+
+
+class Timed(Protocol):
+    """The clock of an engine, and until when nothing will come: a `SimExecutor`, or what measures a real one."""
+
+    until_s: float
+
+    @property
+    def clock(self) -> SkippingClock: ...
 
 
 @dataclass(slots=True)
@@ -35,7 +50,7 @@ class Reply:
 
 def replay(
     engine: Engine,
-    executor: SimExecutor,
+    executor: Timed,
     workload: Workload,
     each_step: Callable[[], None] = lambda: None,
 ) -> list[Reply]:
@@ -48,10 +63,10 @@ def replay(
 
 
 class _Replay:
-    def __init__(self, engine: Engine, executor: SimExecutor, workload: Workload) -> None:
+    def __init__(self, engine: Engine, executor: Timed, workload: Workload) -> None:
         self._engine = engine
         self._executor = executor
-        self._clock: ManualClock = executor.clock
+        self._clock = executor.clock
         self._due: list[tuple[float, int, Chain, int]] = []  # (time, order, chain, turn)
         self._order = count()
         self._sampling: dict[int, SamplingParams] = {}  # output tokens -> greedy, of that length: made once
