@@ -97,7 +97,7 @@ setups = st.builds(
     kinds=st.sampled_from([(FULL,), (FULL,), (FULL,), (WINDOW,), (FULL, WINDOW), (FULL, STATE)]),
     block_size=st.sampled_from([1, 2, 4, 8]),
     window=st.integers(2, 9),
-    spare=st.integers(0, 40),
+    spare=st.integers(0, 12),
     budget=st.integers(8, 24),
     is_paced=st.booleans(),
     max_running=st.integers(1, 6),
@@ -197,7 +197,7 @@ def message(engine: Engine, arrival: Arrival, index: int, what: str, outcome: Ou
 seen: Counter[str] = Counter()
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(setup=setups, script=arrivals)
 def compare(setup: Setup, script: list[Arrival]) -> None:
     stepwise, jumping = run(setup, script, 1), run(setup, script, 1000)
@@ -222,5 +222,5 @@ def test_jumping_gives_the_schedule_of_single_steps() -> None:
     seen.clear()
     compare()
     print(dict(seen))
-    rare = {name: number for name, number in seen.items() if number < 50}
+    rare = {name: number for name, number in seen.items() if number < 20}
     assert not rare, f"the schedules hardly ever get there: {rare}"
