@@ -27,7 +27,10 @@ from headrace.bench.machine import inspect_machine
 from headrace.bench.prompts import PromptMaker
 from headrace.bench.report import Objectives, Summary, flatten, summarize
 from headrace.bench.simulation import policy_named, result_of, simulate
+from headrace.core.plan import StepPlan
+from headrace.core.protocols import Executor
 from headrace.core.work import StepTimes
+from headrace.executor.local import Finished
 from headrace.server.build import Deployment, ServeConfig, build
 from headrace.server.serve import settle_interpreter
 from headrace.sim.build import SimConfig
@@ -71,6 +74,19 @@ class WallClock:
         time.sleep(max(0.0, time_s - self.now()))
 
 
+class Clocked:
+    """An executor whose steps are told to have taken what `clock` says: a budget learns from that too."""
+
+    def __init__(self, executor: Executor, clock: ProcessorClock | WallClock) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    def launch(self, plan: StepPlan) -> Finished:
+        begin_s = self._clock.now()
+        result = self._executor.launch(plan).result()
+        return Finished(replace(result, compute_s=self._clock.now() - begin_s))
+
+
 @dataclass
 class Measured:
     """A real engine under the driver of the simulation: it goes step by step, so `until_s` means nothing to it."""
@@ -81,10 +97,12 @@ class Measured:
 
 def real(deployment: Deployment, workload: Workload, clock: ProcessorClock | WallClock) -> Summary:
     engine = deployment.engine
-    engine.clock = clock
+    engine.clock, executor = clock, engine.executor
+    engine.executor = Clocked(executor, clock)
     requests = workload.requests
     replay(engine, Measured(clock), Workload(tuple((request,) for request in workload.warmup), 2))
     replies = replay(engine, Measured(clock), workload)
+    engine.executor = executor
     planned = {request.index: (len(request.prompt), request.num_output) for request in requests}
     return summarize([result_of(reply, is_open=True) for reply in replies], planned=planned)
 

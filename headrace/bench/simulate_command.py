@@ -111,7 +111,7 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything here; -: standard output.")] = None,
 ) -> None:
     """Run the engine's own scheduler and memory on a virtual clock, and tell latency and throughput as bench does."""
-    given = dict(locals()) | {"warmup": 0}
+    given = dict(locals()) | {"warmup": None}
     from headrace.cli import friendly_errors  # noqa: PLC0415
 
     with friendly_errors():

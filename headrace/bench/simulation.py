@@ -54,7 +54,7 @@ def run_simulation(
     for point in options.points:
         runs, examples = [], {}
         for round_number in range(options.rounds):
-            spec = replace(point.spec, max_tokens=config.context_length, num_warmup=0)
+            spec = replace(point.spec, max_tokens=config.context_length)
             seed = hash_seed(options.seed, point.name, round_number)
             workload = plan(spec, maker or Numbers(config.vocab_size), seed)
             summary, results = simulate(config, times, workload, options.objectives, policy_named(policy))
@@ -71,6 +71,9 @@ def simulate(
 ) -> tuple[Summary, list[RequestResult]]:
     """One run: its figures, and what became of each request."""
     engine, executor = build_sim(config, times, policy)
+    if workload.warmup:  # a real engine's budget has learnt from these
+        chains = tuple((request,) for request in workload.warmup)
+        replay(engine, executor, Workload(chains, workload.concurrency or len(chains)))
     results = [result_of(reply, is_open=workload.concurrency is None) for reply in replay(engine, executor, workload)]
     summary = summarize(
         results,
