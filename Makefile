@@ -31,6 +31,7 @@ bench-peers: $(VENV)/.installed
 # What serving costs beside the model: engine overhead, start, memory, idling, size.
 bench-budgets: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.budgets
+	$(BIN)/python -m benchmarks.simulator_speed
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

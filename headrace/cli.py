@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.bench.command import bench
+from headrace.bench.simulate_command import calibrate, simulate
 from headrace.conformance.command import conformance
 from headrace.evaluation.command import app as evaluation
 from headrace.models.catalogue import DEFAULT_MODEL
@@ -384,6 +385,8 @@ def inspect(
 
 
 app.command()(bench)
+app.command()(calibrate)
+app.command()(simulate)
 app.command()(conformance)
 app.add_typer(evaluation)
 

@@ -57,8 +57,11 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Open loop: an Azure CSV or a Mooncake JSONL.")
     ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Generated: chat or code (with --rate, and --length-scale 0.125 say).")
+    ] = None,
     time_scale: Annotated[float, typer.Option(help="Of a trace: multiplies times; 0.5 is twice as fast.")] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Of a trace: multiplies lengths.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Of a trace or --workload: multiplies lengths.")] = 1.0,
     warmup: Annotated[int | None, typer.Option(min=0, help="Requests before the first round, not counted.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times all targets are measured, in turn; medians are told.")] = 1,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
@@ -102,14 +105,14 @@ def _bench(given: Mapping[str, Any]) -> None:
     from headrace.bench.session import BenchOptions, run_bench  # noqa: PLC0415
     from headrace.bench.tables import print_report  # noqa: PLC0415
 
-    points = _points(given)
+    points = points_of(given)
     maker = _prompt_maker(given["tokenizer"] or given["model"])
     targets = _targets(given, maker)
     options = BenchOptions(
         points, given["rounds"], given["seed"], Objectives(given["slo_ttft_ms"], given["slo_tpot_ms"]), given["record"]
     )
     machine = inspect_machine(given["machine"])  # before a model takes the memory it reads
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         report = run_bench(targets, maker, options, machine, progress)
     json_file = given["json_file"]
     to_stdout = json_file is not None and str(json_file) == "-"
@@ -124,14 +127,14 @@ def _bench(given: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _points(given: Mapping[str, Any]) -> list[Point]:
+def points_of(given: Mapping[str, Any]) -> list[Point]:
     """The loads asked for: a preset, or one per concurrency or rate, or a trace."""
     from dataclasses import replace  # noqa: PLC0415
 
     from headrace.bench.presets import PRESETS, Point  # noqa: PLC0415
-    from headrace.bench.traces import read_trace  # noqa: PLC0415
-    from headrace.bench.workload import WorkloadSpec  # noqa: PLC0415
     from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+    from headrace.sim.traces import read_trace  # noqa: PLC0415
+    from headrace.sim.workload import WorkloadSpec  # noqa: PLC0415
 
     drivers = [name for name in ("concurrency", "rate", "trace") if given[name] is not None]
     if len(drivers) > 1:
@@ -167,6 +170,8 @@ def _points(given: Mapping[str, Any]) -> list[Point]:
         lengths.setdefault("num_requests", len(rows))
         return [Point(given["trace"].stem, WorkloadSpec(**lengths, concurrency=None, trace=rows))]
     name = f"{given['prompt_tokens']}+{given['output_tokens']}"
+    if given["workload"] is not None:
+        return _generated(given, lengths)
     if given["rate"] is not None:
         return [
             Point(f"{name} {rate:g}/s", WorkloadSpec(**lengths, concurrency=None, rate_per_s=rate))
@@ -176,6 +181,22 @@ def _points(given: Mapping[str, Any]) -> list[Point]:
         Point(f"{name} c{count}", WorkloadSpec(**lengths, concurrency=count))
         for count in _numbers(given["concurrency"] or "1", "concurrency", int)
     ]
+
+
+def _generated(given: Mapping[str, Any], lengths: dict[str, Any]) -> list[Point]:
+    from headrace.bench.presets import Point  # noqa: PLC0415
+    from headrace.core.errors import ConfigurationError  # noqa: PLC0415
+    from headrace.sim.generators import generate  # noqa: PLC0415
+    from headrace.sim.workload import WorkloadSpec  # noqa: PLC0415
+
+    if given["rate"] is None:
+        raise ConfigurationError("--workload needs --rate, in requests per second.")
+    lengths.setdefault("num_requests", 500)
+    points = []
+    for rate in _numbers(given["rate"], "rate", float):
+        rows = generate(given["workload"], lengths["num_requests"], rate, given["seed"], given["length_scale"])
+        points.append(Point(f"{given['workload']} {rate:g}/s", WorkloadSpec(**lengths, concurrency=None, trace=rows)))
+    return points
 
 
 def _numbers(text: str, name: str, kind: type[int] | type[float]) -> list[Any]:
@@ -231,7 +252,7 @@ def _targets(given: Mapping[str, Any], maker: PromptMaker) -> list[Target]:
 
 
 @contextlib.contextmanager
-def _progress_bar() -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
     """Requests done, per load, on standard error."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn  # noqa: PLC0415

@@ -12,8 +12,8 @@ from headrace.bench.http_stream import Address, Exchange, HttpClient, request_by
 from headrace.bench.prompts import PromptMaker
 from headrace.bench.results import RequestResult
 from headrace.bench.sse import read_stream
-from headrace.bench.workload import PlannedRequest
 from headrace.core.errors import ConfigurationError
+from headrace.sim.workload import PlannedRequest
 
 Form = Literal["tokens", "text", "chat"]
 """How a prompt travels: token ids or text to /v1/completions, one user message to /v1/chat/completions."""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.bench.results import RequestResult
-from headrace.bench.workload import PlannedRequest
 from headrace.core.errors import HeadraceError, RequestError
 from headrace.core.events import TokenEvent
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.server.build import Deployment
 from headrace.server.engine_thread import EngineThread
+from headrace.sim.workload import PlannedRequest
 
 
 class InProcessTarget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.bench.workload import WorkloadSpec
+from headrace.sim.workload import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from headrace.bench.report import Objectives, Summary, summarize
 from headrace.bench.results import RequestResult
 from headrace.bench.targets import Target
-from headrace.bench.workload import Chain, PlannedRequest, Workload
+from headrace.sim.workload import Chain, PlannedRequest, Workload
 
 Tick = Callable[[], None]
 """Called when a measured request has ended."""

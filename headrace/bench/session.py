@@ -23,8 +23,8 @@ from headrace.bench.recording import Recorder
 from headrace.bench.report import Objectives, Summary, medians, ratios
 from headrace.bench.runner import Run, run_interleaved
 from headrace.bench.targets import Target
-from headrace.bench.workload import Workload, plan
 from headrace.core.errors import ConfigurationError
+from headrace.sim.workload import Workload, plan
 
 FORMAT = 1
 """Of the JSON document; raised when a field changes its meaning."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headrace.bench.results import RequestResult
-from headrace.bench.workload import PlannedRequest
+from headrace.sim.workload import PlannedRequest
 
 
 class Target(Protocol):

@@ -32,3 +32,8 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"time cannot go back by {-seconds} s")
         self._now_s += seconds
+
+    def advance_to(self, time_s: float) -> None:
+        if time_s < self._now_s:
+            raise ValueError(f"time cannot go back from {self._now_s} s to {time_s} s")
+        self._now_s = time_s

@@ -98,7 +98,8 @@ class StepPlan:
         self.has_drafts = False
         """Some span is a tree. Whoever gives a row another parent than the row before it sets this."""
         self.horizon = 1
-        """Identical steps this plan may stand for if nothing else happens."""
+        """Steps this plan may stand for if nobody comes or is aborted: the plans that would follow differ from it in
+        nothing but that each sequence has a token more. Only an executor that asked for it makes use of it."""
 
     @property
     def is_empty(self) -> bool:
@@ -110,8 +111,9 @@ class StepPlan:
 
     def add_readout(self, row: int, kind: ReadoutKind, sequence: Sequence, target: int = -1) -> int:
         """Index of the new readout."""
+        index = len(self.readout_rows)
         self.readout_rows.append(row)
         self.readout_kinds.append(kind)
         self.readout_targets.append(target)
         self.readout_sequences.append(sequence)
-        return len(self.readout_rows) - 1
+        return index

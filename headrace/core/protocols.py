@@ -21,7 +21,10 @@ class Executor(Protocol):
     """Runs plans in the order of their launch."""
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Start a step. The plan and the block tables it names are read before this returns."""
+        """Start a step. The plan and the block tables it names are read before this returns.
+
+        An executor that can jump may take up to `plan.horizon` steps at once (see `StepResult.earlier`).
+        """
         ...
 
 

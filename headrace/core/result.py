@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,16 @@ class TokenLogprob:
     """Tokens that are strictly more probable; 0 is the argmax."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob), most probable first."""
+
+
+class EarlierStep(NamedTuple):
+    """A step that was taken on the way to the one that a result is of."""
+
+    tokens: list[int]
+    """Parallel to the plan's readouts."""
+    compute_s: float
+    end_s: float
+    """When it ended, on the engine's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +45,6 @@ class StepResult:
     """Readout -> why its sequence cannot go on; its token means nothing."""
     pooled: Sequence[array[float]] = ()
     """Parallel to the plan's pools: the sum of the hidden states, float64."""
+    earlier: Sequence[EarlierStep] = ()
+    """Where the executor has taken several of the plan's identical steps (fewer than its `horizon` or as many): those
+    before the last one, which all else here is of."""

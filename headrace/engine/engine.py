@@ -21,12 +21,18 @@ MAX_STALLED_STEPS = 3  # one is too many, but a gate may be waiting for the cloc
 class Engine:
     """A scheduler and an executor on one clock. Not thread-safe: one thread calls it.
 
-    `depth` plans are kept launched: with 2, the next step is planned while one runs.
+    `depth` plans are kept launched: with 2, the next step is planned while one runs. `max_horizon` is the number of
+    identical steps that the executor may take at once, if it can.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, depth: int = 1) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, depth: int = 1, max_horizon: int = 1
+    ) -> None:
         if not 1 <= depth <= MAX_DEPTH:
             raise ConfigurationError(f"depth is {depth}; it must be between 1 and {MAX_DEPTH}")
+        if max_horizon > 1 and depth > 1:
+            raise ConfigurationError("an executor that takes several steps at once has no step under way: depth is 1.")
+        scheduler.max_horizon = max_horizon
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock

@@ -16,6 +16,7 @@ from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
+from headrace.engine.jump import horizon, take_earlier
 from headrace.engine.lateness import Lateness
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
@@ -67,6 +68,8 @@ class Scheduler:
         self.limits = limits
         self.lateness = lateness
         self.counters = Counters()
+        self.max_horizon = 1
+        """Steps that one plan may stand for; more than one for an executor that can jump."""
         self._requests: dict[str, _Choices] = {}
         self._forks: list[tuple[Sequence, Sequence]] = []  # (parent, child), until nothing of the parent is in flight
         self._next_id = 0
@@ -174,7 +177,16 @@ class Scheduler:
         if batch or state.batch:
             self._fill(plan, batch, now, may_start=has_idle)
         self.counters.steps += not plan.is_empty
+        if self.max_horizon > 1 and plan.num_tokens == len(plan.spans) and self._is_closed():
+            plan.horizon = horizon(plan, state, self.max_horizon)
         return plan
+
+    def _is_closed(self) -> bool:
+        """Nobody who is here can start, and nobody's place in the order change, before a running sequence ends."""
+        if self._forks or self.lateness is not None or not (self.policy.is_steady and self.gates.is_steady):
+            return False
+        state = self.state
+        return not (state.waiting or state.batch) or state.num_taken >= self.limits.max_running
 
     def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
         """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
@@ -307,7 +319,7 @@ class Scheduler:
             plan.parents.extend(range(first_row, first_row + count - 1))
         plan.budget -= count
         sequence.num_in_flight += count
-        if sequence.needs_scores:
+        if sequence.num_scored < sequence.num_to_score:
             self._read_prompt(plan, span, end)
         if end == num_known + sequence.num_sampling < sequence.limit:
             span.is_sampled = True
@@ -337,6 +349,16 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Advance the plan's sequences, append what was sampled, finish and release."""
         events = self._pooled(plan, result, now) if plan.pools else []
+        if result.earlier:
+            events += take_earlier(
+                plan,
+                result.earlier,
+                state=self.state,
+                policy=self.policy,
+                budget=self.budget,
+                counters=self.counters,
+            )
+            self._step_budget = self.budget.tokens(self.state, now)  # of the last one
         memory, num_sampled = self.state.memory, 0
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Row
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 from headrace.core.cache import CacheGroup, CacheKind, Copy
 from headrace.core.errors import ConfigurationError
@@ -250,6 +252,55 @@ class MemoryManager:
             kept.num_published = num_full
             if kept.claimed and self._is_hit_place(kept, num_full):
                 self._unclaim(sequence, kept, num_full)
+
+    def num_steps_within(self, sequences: Row[Sequence], most: int) -> int:
+        """For so many steps, at most `most`, the sequences surely find room for a token each; a step for which they
+        have it already counts. 1 where recurrent states make every step an event."""
+        if any(memory.group.kind is CacheKind.STATE for memory in self.groups):
+            return 1
+        size = self.block_size
+        for index, memory in enumerate(self.groups):
+            num_available = memory.num_available
+            while most > 1 and len(sequences) * (most // size + 1) > num_available:  # else there is plenty
+                ends = [sequence.num_computed + most for sequence in sequences]
+                lengths = [len(self._of[sequence.id].block_arrays[index]) for sequence in sequences]
+                missing = [-(-end // size) - length for end, length in zip(ends, lengths, strict=True)]
+                if sum(filter(lambda count: count > 0, missing)) <= num_available:
+                    break
+                most //= 2
+        return most
+
+    def advance(self, sequences: Row[Sequence], num_steps: int) -> None:
+        """`num_steps` times over: a step of one token of each sequence returns, and the next finds its room.
+
+        As `computed` and then `grow` for each in turn, step after step, in the same order, since who is first takes the
+        free block and the other one evicts; but only where they have something to do, at the edges of blocks.
+        `num_steps_within` has promised room. The sequences are in flight with one token, and are so again afterwards.
+        """
+        starts = [sequence.num_computed for sequence in sequences]
+        kepts = [self._of[sequence.id] for sequence in sequences]
+        due = []  # (step after which, 0: computed or 1: grow, order)
+        for order, (start, kept) in enumerate(zip(starts, kepts, strict=True)):
+            sequences[order].num_in_flight = 0
+            if kept.quiet_until - start <= num_steps:
+                due.append((max(1, kept.quiet_until - start), 0, order))
+            if kept.room - start <= num_steps:
+                due.append((max(1, kept.room - start), 1, order))
+        heapify(due)
+        while due and due[0][0] <= num_steps:
+            step, kind, order = due[0]
+            sequence, kept, start = sequences[order], kepts[order], starts[order]
+            sequence.num_computed = start + step
+            if kind:
+                room = self.grow(sequence, 1)
+                assert room is not None and not room[1], "room was promised, and a block of its own"
+                following = kept.room - start
+            else:
+                self.computed(sequence)
+                following = kept.quiet_until - start
+            heapreplace(due, (max(following, step + 1), kind, order))
+        for sequence, start in zip(sequences, starts, strict=True):
+            sequence.num_computed, sequence.num_in_flight = start + num_steps, 1
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks; what was published stays findable until evicted. Nothing is in flight."""

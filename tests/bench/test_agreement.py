@@ -22,8 +22,8 @@ from headrace.bench.machine import inspect_machine
 from headrace.bench.presets import Point
 from headrace.bench.report import medians
 from headrace.bench.session import BenchOptions, run_bench
-from headrace.bench.workload import WorkloadSpec
 from headrace.core.errors import ConfigurationError
+from headrace.sim.workload import WorkloadSpec
 
 from .scripted_server import serving
 

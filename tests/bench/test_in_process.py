@@ -8,8 +8,8 @@ from headrace.bench.in_process import InProcessTarget
 from headrace.bench.machine import inspect_machine
 from headrace.bench.presets import Point
 from headrace.bench.session import BenchOptions, run_bench
-from headrace.bench.workload import WorkloadSpec
 from headrace.core.errors import ConfigurationError
+from headrace.sim.workload import WorkloadSpec
 from tests.server.fakes import FakeEngine, make_deployment
 
 

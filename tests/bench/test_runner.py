@@ -8,7 +8,7 @@ import time
 from headrace.bench.report import Objectives
 from headrace.bench.results import RequestResult
 from headrace.bench.runner import run_interleaved, run_once
-from headrace.bench.workload import WorkloadSpec, plan
+from headrace.sim.workload import WorkloadSpec, plan
 
 
 class Notebook:

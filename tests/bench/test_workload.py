@@ -12,9 +12,9 @@ import pytest
 
 from headrace.bench.prompts import PromptMaker
 from headrace.bench.settings import open_tokenizer
-from headrace.bench.traces import TraceRow
-from headrace.bench.workload import PlannedRequest, WorkloadSpec, plan
 from headrace.core.errors import ConfigurationError
+from headrace.sim.traces import TraceRow
+from headrace.sim.workload import PlannedRequest, WorkloadSpec, plan
 
 
 def common(a: PlannedRequest, b: PlannedRequest) -> int:

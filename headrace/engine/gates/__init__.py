@@ -68,6 +68,11 @@ class Gates:
         """Where nothing can be launched: when that may change though nothing else happens."""
         return None if self._timer is None else self._timer.wake_s
 
+    @property
+    def is_steady(self) -> bool:
+        """As long as nobody comes or leaves, what they say stays as it is, however long the others run."""
+        return self._turns is None and self._timer is None
+
     def running(self, state: EngineState) -> list[Sequence]:
         """Those whose turn it is, in order."""
         running = state.running.snapshot()

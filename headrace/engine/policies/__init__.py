@@ -19,6 +19,9 @@ used up its quota holds up nobody else."""
 
 
 class Policy(Protocol):
+    is_steady: bool
+    """As long as nobody comes or leaves, the order of the running sequences stays as it is, however long they run."""
+
     def key(self, sequence: Sequence, now: float) -> tuple:
         """Smaller goes first. Asked when a sequence enters a queue, and when `rekeyed` names it; numbers, the last of
         which is the sequence's id (a total order)."""
@@ -59,6 +62,8 @@ class Policy(Protocol):
 class Ordered:
     """A policy that is its key and nothing else."""
 
+    is_steady = False
+
     def arrived(self, sequence: Sequence, waiting: WaitingQueue) -> None:
         pass
 
@@ -83,6 +88,8 @@ class Ordered:
 
 class Around:
     """A policy that asks another one, except for what it decides itself."""
+
+    is_steady = False
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner

@@ -25,6 +25,7 @@ class Fair(Around):
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None) -> None:
         """`weights`: of tenants; 1 where none is given."""
         super().__init__(inner)
+        self.is_steady = inner.is_steady
         self._weights = dict(weights or {})
         self.counters: dict[str, float] = {}
         """Tenant -> weighted service so far."""

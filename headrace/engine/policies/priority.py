@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from headrace.core.sequence import Sequence
-from headrace.engine.policies import Around
+from headrace.engine.policies import Around, Policy
 
 
 class ByPriority(Around):
     """Smaller `Request.priority` first; among equals the inner policy. The least urgent is the victim."""
+
+    def __init__(self, inner: Policy) -> None:
+        super().__init__(inner)
+        self.is_steady = inner.is_steady
 
     def key(self, sequence: Sequence, now: float) -> tuple:
         return (sequence.request.priority, *self.inner.key(sequence, now))

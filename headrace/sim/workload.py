@@ -9,13 +9,37 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Protocol
 
-from headrace.bench.arrivals import poisson
-from headrace.bench.prompts import PromptMaker
-from headrace.bench.traces import TraceRow
 from headrace.core.errors import ConfigurationError
+from headrace.sim.arrivals import poisson
+from headrace.sim.traces import TraceRow
 
 Chain = tuple["PlannedRequest", ...]
+
+
+class TokenMaker(Protocol):
+    """Where a workload's tokens come from: a tokenizer's words for a real target, plain numbers for a simulated one."""
+
+    def make(self, seed: int, kind: str, number: int, count: int) -> tuple[int, ...]:
+        """`count` tokens, a pure function of the arguments; rows that differ in `kind` or `number` share no prefix."""
+        ...
+
+
+class Numbers:
+    """Token ids without a meaning, for a target that never looks at them."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def make(self, seed: int, kind: str, number: int, count: int) -> tuple[int, ...]:
+        if count <= 0:
+            return ()
+        # Mostly one id, repeated: it is the first ones that tell rows apart.
+        digest = blake2b(f"{seed} {kind} {number}".encode(), digest_size=12).digest()
+        first, second, third = (int.from_bytes(digest[i : i + 4], "big") % self._vocab_size for i in (0, 4, 8))
+        return (first, second, third, *(first,) * (count - 3)) if count > 3 else (first, second, third)[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +130,7 @@ class WorkloadSpec:
             )
 
 
-def plan(spec: WorkloadSpec, maker: PromptMaker, seed: int) -> Workload:
+def plan(spec: WorkloadSpec, maker: TokenMaker, seed: int) -> Workload:
     """Choose every token of a workload. The same arguments give the same workload, on every machine."""
     notes: tuple[str, ...] = ()
     if spec.trace is not None:
@@ -122,7 +146,7 @@ def plan(spec: WorkloadSpec, maker: PromptMaker, seed: int) -> Workload:
     return Workload(chains, spec.concurrency, tuple(warmup), notes)
 
 
-def _conversations(spec: WorkloadSpec, maker: PromptMaker, seed: int) -> tuple[Chain, ...]:
+def _conversations(spec: WorkloadSpec, maker: TokenMaker, seed: int) -> tuple[Chain, ...]:
     num_chains = -(-spec.num_requests // spec.num_turns)
     starts = poisson(spec.rate_per_s, num_chains, seed) if spec.rate_per_s is not None else None
     chains = []
@@ -152,7 +176,7 @@ def _conversations(spec: WorkloadSpec, maker: PromptMaker, seed: int) -> tuple[C
 
 
 def _from_trace(
-    spec: WorkloadSpec, rows: tuple[TraceRow, ...], maker: PromptMaker, seed: int
+    spec: WorkloadSpec, rows: tuple[TraceRow, ...], maker: TokenMaker, seed: int
 ) -> tuple[tuple[Chain, ...], tuple[str, ...]]:
     """A trace's block ids become blocks of tokens: the same id, the same tokens."""
     chains: list[Chain] = []
@@ -163,12 +187,12 @@ def _from_trace(
             num_output = min(num_output, max(1, spec.max_tokens // 2))
             num_prompt = min(num_prompt, spec.max_tokens - num_output)
             num_clipped += 1
-        prompt: tuple[int, ...] = ()
+        tokens: list[int] = []
         for block in row.block_ids:
-            prompt += maker.make(seed, "block", block, row.block_tokens)
-        prompt = prompt[:num_prompt]
-        prompt += maker.make(seed, "own", index, num_prompt - len(prompt))
-        chains.append((PlannedRequest(index, prompt, num_output, row.arrival_s, session=index),))
+            tokens += maker.make(seed, "block", block, row.block_tokens)
+        del tokens[num_prompt:]
+        tokens += maker.make(seed, "own", index, num_prompt - len(tokens))
+        chains.append((PlannedRequest(index, tuple(tokens), num_output, row.arrival_s, session=index),))
     if not chains:
         raise ConfigurationError("the trace has no requests; nothing can be replayed.")
     notes: tuple[str, ...] = ()

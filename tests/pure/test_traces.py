@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.traces import TraceRow, read_trace
 from headrace.core.errors import ConfigurationError
+from headrace.sim.traces import TraceRow, read_trace
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
