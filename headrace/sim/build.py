@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.core.cache import CacheGroup
 from headrace.core.clock import ManualClock
@@ -30,7 +30,7 @@ class SimConfig:
     max_step_tokens: int = 160
     max_queue: int = 256
     depth: int = 1
-    scheduling: SchedulingConfig = SchedulingConfig()
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     jumps: bool = True
     """Take identical steps at once: the same schedule, sooner."""
 
