@@ -5,6 +5,7 @@ Pure: time is an argument, and nothing here knows what computes the plans.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.core.errors import ConfigurationError, InvalidRequest
@@ -17,11 +18,13 @@ from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
+from headrace.engine.speculative.speculation import Speculation
 from headrace.engine.state import Counters, EngineState, EngineStats
 from headrace.memory.manager import Room
 
 # A member of an enum takes 0.1 us to look up (Python 3.11), and these are needed for every sequence of every step.
 RUNNING, FINISHED, PREEMPTING, SAMPLE = Status.RUNNING, Status.FINISHED, Status.PREEMPTING, ReadoutKind.SAMPLE
+NO_DRAFTS: Mapping[int, tuple[int, ...]] = {}
 MAX_CANDIDATES = 64  # waiting sequences looked at in one step: bounds the step's time, not the queue
 
 
@@ -41,17 +44,29 @@ class Scheduler:
     A sequence is in `state.waiting` (holding nothing), or in `state.running` until nothing of it is in flight.
     """
 
-    def __init__(self, state: EngineState, policy: Policy, gates: Gates, budget: TokenBudget, limits: Limits) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        policy: Policy,
+        gates: Gates,
+        budget: TokenBudget,
+        limits: Limits,
+        *,
+        speculation: Speculation | None = None,
+    ) -> None:
         if limits.max_running > budget.max_tokens:
             raise ConfigurationError(
                 f"a step of {budget.max_tokens} tokens cannot serve {limits.max_running} choices; "
                 "raise max_step_tokens or lower max_running."
             )
+        if speculation is not None:
+            speculation.check_groups(state.memory)
         self.state = state
         self.policy = policy
         self.gates = gates
         self.budget = budget
         self.limits = limits
+        self.speculation = speculation
         self.counters = Counters()
         self._requests: dict[str, _Choices] = {}
         self._forks: list[tuple[Sequence, Sequence]] = []  # (parent, child), until nothing of the parent is in flight
@@ -115,12 +130,14 @@ class Scheduler:
         num_preemptions = self.counters.preemptions
         running = state.running.snapshot()
         num_behind = len(running)
+        speculation = self.speculation
+        drafts = speculation.drafts(running, state.memory, plan.budget) if speculation else NO_DRAFTS
         for sequence in running:
             num_behind -= 1
             if sequence.status is RUNNING and plan.budget > 0:
                 # One token is kept for everybody behind, so that a long prompt delays nobody's next token.
                 spare = plan.budget - num_behind
-                self._extend(plan, sequence, spare if spare > 1 else 1, now)
+                self._extend(plan, sequence, spare if spare > 1 else 1, now, drafts.get(sequence.id))
         is_short = self.counters.preemptions > num_preemptions or self._is_preempting()
         for sequence in () if is_short else self.policy.candidates(state.waiting, MAX_CANDIDATES):
             if plan.budget <= 0:
@@ -133,12 +150,21 @@ class Scheduler:
         self.counters.steps += not plan.is_empty
         return plan
 
-    def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
-        """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
+    def _extend(
+        self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float, drafts: tuple[int, ...] | None
+    ) -> None:
+        """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends, and the
+        drafts if there is room for them beside. No drafts (), not None: it waits for its token in flight."""
         count = sequence.num_remaining
         count = min(count, max_tokens)
         if count <= 0 or (self._forks and any(parent is sequence for parent, _ in self._forks)):
             return
+        if drafts is not None:
+            if drafts and (room := self.state.memory.grow(sequence, count + len(drafts))) is not None:
+                self._place(plan, sequence, room, drafts)
+                return
+            if not drafts:
+                return
         while (room := self.state.memory.grow(sequence, count)) is None:
             victim = self._victim_behind(sequence)
             if victim is None:
@@ -182,9 +208,10 @@ class Scheduler:
         self._place(plan, sequence, room)
         return True
 
-    def _place(self, plan: StepPlan, sequence: Sequence, room: Room) -> None:
-        """Put the sequence's next tokens, for which there is room, into the plan."""
+    def _place(self, plan: StepPlan, sequence: Sequence, room: Room, drafts: tuple[int, ...] = ()) -> None:
+        """Put the sequence's next tokens, for which there is room, into the plan, and drafts behind the last one."""
         count, copies, tables = room
+        count -= len(drafts)
         start, first_row = sequence.num_computed + sequence.num_in_flight, len(plan.token_ids)
         end, tokens = start + count, sequence.tokens
         num_known = len(tokens)
@@ -215,6 +242,23 @@ class Scheduler:
             for sampled in (sequence, *span.riders) if span.riders else (sequence,):
                 sampled.readout = plan.add_readout(first_row + count - 1, SAMPLE, sampled)
                 sampled.num_sampling += 1
+        if drafts:
+            self._place_drafts(plan, span, drafts)
+
+    @staticmethod
+    def _place_drafts(plan: StepPlan, span: Span, drafts: tuple[int, ...]) -> None:
+        """Lengthen the span, the last in the plan, which samples at its last token."""
+        first, position, count = len(plan.token_ids), span.start + span.count, len(drafts)
+        plan.token_ids.extend(drafts)
+        plan.positions.extend(range(position, position + count))
+        plan.parents.extend(range(first - 1, first - 1 + count))
+        for row in range(first, first + count):
+            plan.add_readout(row, SAMPLE, span.sequence)
+        span.count += count
+        span.num_drafts = count
+        span.sequence.num_in_flight += count
+        plan.num_drafts += count
+        plan.budget -= count
 
     @staticmethod
     def _read_prompt(plan: StepPlan, span: Span, end: int) -> None:
@@ -243,9 +287,11 @@ class Scheduler:
             scores = tuple(result.logprobs[span.first_readout : readout]) if span.num_scores else ()
             for sequence in (span.sequence, *span.riders) if span.riders else (span.sequence,):
                 sequence.num_in_flight -= span.count
-                sequence.num_computed += span.count
+                sequence.num_computed += span.count - span.num_drafts
                 if sequence.status is not FINISHED:
                     event = self._advance(sequence, readout if span.is_sampled else -1, result, scores, now)
+                    if span.num_drafts and event is not None:
+                        event = self._verify(plan, span, event, result, now)
                     scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
@@ -260,6 +306,8 @@ class Scheduler:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
         self.budget.observe(plan, result.compute_s)
+        if self.speculation is not None:
+            self.speculation.observe(plan, result.compute_s)
         return events
 
     @staticmethod
@@ -319,8 +367,29 @@ class Scheduler:
             sequence.queued_s,
             error,
             None,
+            0,
         )
         return tuple.__new__(TokenEvent, fields)  # what TokenEvent(*fields) does, at half the price
+
+    def _verify(self, plan: StepPlan, span: Span, event: TokenEvent, result: StepResult, now: float) -> TokenEvent:
+        """Accept drafts from the first on: what is sampled before one is what it guessed, so its row has read the token
+        that a step of its own would have read. `event` has the token sampled before them all."""
+        sequence, first = span.sequence, span.first_row + span.count - span.num_drafts
+        tokens, logprobs = event.tokens, event.logprobs
+        for number, draft in enumerate(plan.token_ids[first : first + span.num_drafts], 1):
+            if event.finish_reason is not None or sequence.tokens[-1] != draft:
+                break
+            sequence.num_computed += 1
+            sequence.num_sampling += 1
+            sampled = self._advance(sequence, span.first_readout + number, result, (), now)
+            assert sampled is not None, "it has sampled"
+            event = sampled
+            tokens += event.tokens
+            logprobs += event.logprobs
+        self.counters.verifications += 1
+        self.counters.proposed_drafts += span.num_drafts
+        self.counters.accepted_drafts += max(0, len(tokens) - 1)
+        return event._replace(tokens=tokens, logprobs=logprobs, num_drafts=span.num_drafts)
 
     @staticmethod
     def _take_forced(sequence: Sequence, forced: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
@@ -419,6 +488,8 @@ class Scheduler:
         del choices.live[sequence.choice]
         if not choices.live:
             del self._requests[sequence.request.id]
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         if is_waiting:
             forks = [fork for fork in self._forks if fork[1] is not sequence]
             if len(forks) == len(self._forks):  # else it is a fork that has not begun, and in no queue
@@ -482,6 +553,9 @@ class Scheduler:
             evictions=state.memory.tree.num_evictions,
             groups=state.memory.stats(),
             num_places=self.num_places,
+            verifications=c.verifications,
+            proposed_drafts=c.proposed_drafts,
+            accepted_drafts=c.accepted_drafts,
         )
 
     def check(self) -> None:
@@ -502,4 +576,6 @@ class Scheduler:
         pending = {child.id for _, child in self._forks}
         assert live == queued | pending, "a live sequence is in no queue"
         assert not queued & pending
+        if self.speculation is not None:
+            self.speculation.check(live)
         state.memory.check(state.running, [*state.waiting, *(child for _, child in self._forks)])

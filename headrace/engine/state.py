@@ -33,10 +33,15 @@ class Counters:
     cached_tokens: int = 0
     """Of these, found in the prefix tree."""
     computed_tokens: int = 0
-    """Computed by steps, recomputation after preemption included."""
+    """Computed by steps, recomputation after preemption and wrong drafts included."""
     generated_tokens: int = 0
     preemptions: int = 0
     requests: int = 0
+    verifications: int = 0
+    """Sequences that had drafts in a step, each counted once a step."""
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
+    """Of the proposed ones, those that became tokens of a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,6 @@ class EngineStats:
     groups: tuple[GroupStats, ...]
     num_places: int
     """Requests of one choice that would not be refused for a full queue now."""
+    verifications: int = 0
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
