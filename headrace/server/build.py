@@ -17,7 +17,7 @@ from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.cache import CacheGroup
 from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
-from headrace.core.protocols import Executor
+from headrace.core.protocols import Drafter, Executor
 from headrace.engine.budget import PacedBudget
 from headrace.engine.engine import Engine
 from headrace.engine.gates import Gates
@@ -28,6 +28,8 @@ from headrace.engine.policies.fair import Fair
 from headrace.engine.policies.fcfs import FirstComeFirstServed
 from headrace.engine.policies.priority import ByPriority
 from headrace.engine.scheduler import Scheduler
+from headrace.engine.speculative.prompt_lookup import PromptLookup
+from headrace.engine.speculative.speculation import Speculation
 from headrace.engine.state import EngineState
 from headrace.executor.local import Backend, LocalExecutor
 from headrace.executor.native import NativeExecutor
@@ -57,6 +59,7 @@ TOUCHED_BYTES = 512 << 20
 """Of the KV pool that the system is made to give in idle moments after the start, ahead of use."""
 KV_FORMATS = {"f16": 2, "f32": 4}
 """Bytes of a number in the cache."""
+DRAFTERS: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup}
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
@@ -92,6 +95,9 @@ class ServeConfig:
     """Instruction set of the native backend; empty: the best this processor has."""
     kv_format: str = "f16"
     """Keys and values in the cache: f16 or f32."""
+    speculate: str | None = None
+    """prompt-lookup: drafts are copied from what the prompt and the reply have said before, and verified: fewer steps
+    for replies that repeat, and no other replies."""
 
 
 @dataclass(slots=True)
@@ -224,6 +230,7 @@ def compose(
         Gates([RunningGate(config.max_running), PrefixGate()]),
         PacedBudget(config.max_step_tokens, None if config.inter_token_ms is None else config.inter_token_ms / 1000),
         Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size),
+        speculation=None if config.speculate is None else Speculation(DRAFTERS[config.speculate]()),
     )
     executor: Executor = (
         NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
@@ -282,6 +289,9 @@ def _check(config: ServeConfig) -> None:
         if known and getattr(config, name) not in known:
             allowed = ", ".join(map(repr, known))
             raise ConfigurationError(f"{name} is {getattr(config, name)!r}; it must be one of {allowed}.")
+    if config.speculate is not None and config.speculate not in DRAFTERS:
+        allowed = ", ".join(map(repr, DRAFTERS))
+        raise ConfigurationError(f"speculate is {config.speculate!r}; it must be one of {allowed}, or None.")
     if config.threads is not None and config.threads < 1:
         raise ConfigurationError(f"threads is {config.threads}; it must be at least 1.")
 

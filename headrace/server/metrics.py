@@ -79,5 +79,12 @@ class _EngineCollector(Collector):
             ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
             ("preemptions", "Sequences that gave their blocks back before their end.", stats.preemptions),
             ("steps", "Steps of the engine.", stats.steps),
+            (
+                "spec_verifications",
+                "Times that a sequence had drafts verified; each brought a token, and one for each accepted draft.",
+                stats.verifications,
+            ),
+            ("spec_proposed_tokens", "Drafts verified.", stats.proposed_drafts),
+            ("spec_accepted_tokens", "Drafts that were right.", stats.accepted_drafts),
         ):
             yield CounterMetricFamily(f"headrace_{name}", text, value)

@@ -15,11 +15,15 @@ import pytest
 
 from headrace.backends.native import _native
 from headrace.backends.native.model import FLOAT_PACKINGS, PACKINGS, NativeModel
-from headrace.core.plan import ReadoutKind, StepPlan
+from headrace.core.cache import CacheKind
+from headrace.core.plan import ReadoutKind, Span, StepPlan
 from headrace.core.protocols import Pending
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import Sequence as Sequence_
 from headrace.engine.engine import Engine
+from headrace.engine.speculative.prompt_lookup import PromptLookup
+from headrace.engine.speculative.speculation import Speculation
 from headrace.executor.native import NativeExecutor
 from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.models.loaders.stored import StoredTensor
@@ -66,7 +70,8 @@ class Native:
         self.context_length = context_length
         self.groups = cache_groups(self.program, BLOCK_SIZE, element_bytes=2, checkpoint_interval=4 * BLOCK_SIZE)
         self._models: dict[tuple, NativeModel] = {}
-        self._alone: dict[Request, bytes] = {}
+        self._alone: dict[Request, Reply] = {}
+        self.takes_drafts = all(group.kind is not CacheKind.STATE for group in self.groups)
 
     def model(self, threads: int, isa: str = "") -> NativeModel:
         key = (threads, isa)
@@ -98,11 +103,11 @@ class Native:
             numerics="test",
         )
 
-    def alone(self, request: Request) -> bytes:
+    def alone(self, request: Request) -> Reply:
         if request not in self._alone:
             reply = generate(self.engine(), [request], [])[request.id, 0]
             assert all(math.isfinite(entry.logprob) for entry in (*reply.logprobs, *reply.prompt_logprobs))
-            self._alone[request] = bits(reply)
+            self._alone[request] = reply
         return self._alone[request]
 
 
@@ -140,6 +145,30 @@ def tiles_of(format: str, isa: str, rows: int) -> str:
     return f"{format} on {isa}: {rows % most} rows beyond {'many' if rows > 2 * most else 'few'} tiles of {most}"
 
 
+class HalfKnowing:
+    """Drafts what a request says when it runs alone, with mistakes."""
+
+    def __init__(self, alone: dict[Request, Reply], rng: random.Random) -> None:
+        self._alone = alone
+        self._rng = rng
+        self._mistakes = rng.choice([0.0, 0.1, 0.5])
+
+    def propose(self, sequence: Sequence_, max_tokens: int) -> tuple[int, ...]:
+        begin = sequence.num_tokens - sequence.num_prompt
+        known = self._alone[sequence.request].tokens[begin : begin + max_tokens]
+        return tuple(token ^ (self._rng.random() < self._mistakes) for token in known)
+
+    def forget(self, sequence: Sequence_) -> None:
+        pass
+
+
+class Eager(Speculation):
+    """Verifies all there are, whether that pays or not."""
+
+    def _num_that_pay(self, num_decoding: int, chances: Sequence[tuple[float, int]]) -> int:
+        return len(chances)
+
+
 class Watched:
     """An executor that counts what the plans it launches are made of."""
 
@@ -162,7 +191,10 @@ class Watched:
         if rows > ROWS_AT_ONCE:
             self.seen["steps of more rows than are kept at once"] += 1
         for span in plan.spans:
-            self.seen["forced tokens computed together"] += span.count > 1 and span.start >= span.sequence.num_prompt
+            if span.num_drafts:
+                self._count_drafts(span)
+            elif span.count > 1 and span.start >= span.sequence.num_prompt:
+                self.seen["forced tokens computed together"] += 1
             self.seen["spans across three chunk borders"] += span.start + span.count > 3 * CHUNK
             if span.sequence.id not in self._begun:
                 self._begun.add(span.sequence.id)
@@ -171,6 +203,14 @@ class Watched:
             if kind == ReadoutKind.SAMPLE:
                 self.seen["greedy tokens" if sequence.request.sampling.is_greedy else "seeded tokens"] += 1
                 self.seen["tokens within a grammar"] += sequence.request.grammar is not None
+
+    def _count_drafts(self, span: Span) -> None:
+        params = span.sequence.request.sampling
+        self.seen["drafts, greedy" if params.is_greedy else "drafts, seeded"] += 1
+        self.seen["drafts with penalties or DRY"] += params.has_penalties or params.has_dry
+        self.seen["drafts with logprobs"] += params.num_logprobs is not None
+        end = span.start + span.count
+        self.seen["drafts across a block border"] += span.start // BLOCK_SIZE < (end - 1) // BLOCK_SIZE
 
 
 def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -> Counter[str]:
@@ -195,6 +235,7 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
         grammar = PatternGrammar(rng.randint(0, 9), vocab) if rng.random() < 0.25 else None
         score_prompt = params.num_logprobs is not None and rng.random() < 0.15
         requests.append(Request(f"r{i}", tuple(prompt), params, score_prompt=score_prompt, grammar=grammar))
+    alone = {request: native.alone(request) for request in requests}
     last_arrival = rng.choice([0, 4, 12])
     arrivals = [rng.randint(0, last_arrival) for _ in requests]
     needed = max(len(r.prompt) + (r.sampling.max_tokens or 0) for r in requests)
@@ -209,12 +250,20 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
     max_running, isa = rng.choice([2, 3, 8]), rng.choice(isas)
     engine = native.engine(threads, num_blocks, isa, max_step_tokens=budget, depth=depth, max_running=max_running)
     engine.executor = watched = Watched(engine.executor, native.formats)
+    drafts = random.Random(f"{seed} drafts")
+    if native.takes_drafts and drafts.random() < 0.6:
+        drafter = HalfKnowing(alone, drafts) if drafts.random() < 0.7 else PromptLookup()
+        engine.scheduler.speculation = Eager(drafter, drafts.choice([1, 2, 5, 12]))
     replies = generate(engine, requests, arrivals)
     for request in requests:
-        same = bits(replies[request.id, 0]) == native.alone(request)
+        same = bits(replies[request.id, 0]) == bits(alone[request])
         assert same, f"seed {seed}: {request.id} differs ({threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=})"
-    names = ("schedules", f"{threads} threads", f"depth {depth}", isa)
-    return watched.seen + Counter(names) + Counter(preemptions=engine.stats().preemptions)
+    stats = engine.stats()
+    watched.seen["drafts accepted"] += stats.accepted_drafts
+    watched.seen["drafts rejected"] += stats.proposed_drafts - stats.accepted_drafts
+    watched.seen["preemptions"] += stats.preemptions
+    watched.seen["preemptions beside drafts"] += stats.preemptions if stats.proposed_drafts else 0
+    return watched.seen + Counter(("schedules", f"{threads} threads", f"depth {depth}", isa))
 
 
 NAMES = (
@@ -321,6 +370,14 @@ def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
         "seeded tokens",
         "tokens within a grammar",
         "forced tokens computed together",
+        "drafts, greedy",
+        "drafts, seeded",
+        "drafts with penalties or DRY",
+        "drafts with logprobs",
+        "drafts across a block border",
+        "drafts accepted",
+        "drafts rejected",
+        "preemptions beside drafts",
         *(f"{threads} threads" for threads in (1, 2, 3, 4)),
         *(f"depth {depth}" for depth in (1, 2)),
         *ISAS,
