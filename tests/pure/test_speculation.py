@@ -15,22 +15,11 @@ from headrace.engine.speculative.prompt_lookup import MOST_COMPARED, MOST_INDEXE
 from headrace.engine.speculative.speculation import Speculation
 from headrace.engine.speculative.step_cost import StepCost
 
-from .build import FULL, drain, request, small_engine
+from .build import FULL, KnownCost, drain, request, small_engine
 from .checking_executor import KnowingDrafter
 from .test_schedules import Run, Setup
 
 STATE = CacheGroup("state", CacheKind.STATE, block_size=4, bytes_per_block=1, checkpoint_interval=8)
-
-
-class KnownCost(StepCost):
-    """A row costs so much of a step without rows."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self._share = share
-
-    def observe(self, rows: int, seconds: float) -> None:
-        pass
 
 
 def speculating(mode: str = "right", *, share: float = 0.1, max_drafts: int = 4, **options) -> Engine:
