@@ -160,6 +160,14 @@ def serve(
     isa: Isa = "",
     kv_format: KvFormat = "f16",
     activations: Activations = "int8",
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="prompt-lookup",
+            help="Guess tokens and verify several in one step: the same replies, sooner where they repeat the prompt. "
+            "Default: no guessing.",
+        ),
+    ] = None,
     chat_template: Template = None,
     tool_format: Annotated[
         str | None,
@@ -223,6 +231,7 @@ def serve(
             isa=isa,
             kv_format=kv_format,
             activations=activations,
+            speculate=speculate,
             chat_template=chat_template,
             tool_format=tool_format,
             served_model_name=names[0] if names else None,

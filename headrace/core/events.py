@@ -29,3 +29,5 @@ class TokenEvent(NamedTuple):  # made for every token: half the price of a froze
     """With the finish reason ERROR: what went wrong, for the client."""
     pooled: array[float] | None = None
     """Sum of hidden states of prompt tokens; comes in pieces that add up, before the end."""
+    num_drafts: int = 0
+    """Drafts verified in this step: the tokens but one are those that were right."""

@@ -33,11 +33,16 @@ class Span:
     These are the live tables: an executor reads them in `launch` and not later."""
     first_readout: int = 0
     """Its readouts lie together: `num_scores` SCOREs, then, if `is_sampled`, a SAMPLE of the sequence and of each
-    rider."""
+    rider, or with drafts `1 + num_drafts` SAMPLEs of the sequence."""
     num_scores: int = 0
     is_sampled: bool = False
     riders: tuple[Sequence, ...] = ()
     """Sequences forked off this one in this step: the same tokens count as theirs."""
+    num_drafts: int = 0
+    """The last rows of the span are guesses at tokens that the sequence does not have yet; the row before them and each
+    of them has a SAMPLE. A guess is right when the row before it samples it: `commit` keeps the rows up to the first
+    wrong one, so what comes out is what a step for each token would have sampled. Such a sequence has nothing else in
+    flight, and no riders."""
     unsplittable: bool = False
     """The executor must compute all tokens of the span in one pass (bidirectional attention)."""
 
@@ -69,6 +74,7 @@ class StepPlan:
         "copies",
         "has_drafts",
         "horizon",
+        "num_drafts",
         "parents",
         "pools",
         "positions",
@@ -96,7 +102,10 @@ class StepPlan:
         self.copies: list[Copy] = []
         self.pools: list[Pool] = []
         self.has_drafts = False
-        """Some span is a tree. Whoever gives a row another parent than the row before it sets this."""
+        """Some span is a tree. Whoever gives a row another parent than the row before it sets this; a chain of drafts
+        does not."""
+        self.num_drafts = 0
+        """Rows that are guesses: see `Span.num_drafts`."""
         self.horizon = 1
         """Steps this plan may stand for if nobody comes or is aborted: the plans that would follow differ from it in
         nothing but that each sequence has a token more. Only an executor that asked for it makes use of it."""

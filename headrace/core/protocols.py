@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from headrace.core.plan import StepPlan
 from headrace.core.request import Request
 from headrace.core.result import StepResult
+from headrace.core.sequence import Sequence
 
 
 class Pending(Protocol):
@@ -55,4 +56,16 @@ class StepCost(Protocol):
     def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
         """Of a step that computes `num_prompt` prompt tokens beside one token for each of `num_streams` sequences, all
         of which together read `context` cached tokens. 0 as long as nothing is known."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses how sequences go on. A wrong guess costs time and never changes a token."""
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        """The next tokens, at most `max_tokens` of them; empty where there is no guess."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended. Unknown ones are ignored."""
         ...

@@ -40,6 +40,9 @@ class Sequence:
         [num_computed + num_in_flight, num_tokens)       known, waiting for a step
         [num_tokens, num_tokens + num_sampling)          being sampled by launched plans; known when they return
 
+    A span with drafts reaches past `num_tokens`: `num_in_flight` counts its drafts, which are nowhere in `tokens`,
+    while `num_sampling` counts the one token that is sure to come; commit adds those that the drafts were right about.
+
     There is no prefill phase and no decode phase: a step gives the sequence some tokens so that `num_computed`
     catches up with `num_tokens`.
     """

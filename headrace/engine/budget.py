@@ -73,6 +73,8 @@ class PacedBudget:
         return min(self.max_tokens, num_streams + num_prompt)
 
     def observe(self, plan: StepPlan, compute_s: float) -> None:
+        if plan.num_drafts:
+            return  # neither the streams alone nor prompts
         num_prompt = plan.num_tokens - len(plan.spans)
         if not num_prompt:  # a token for each
             # The move is from what was known of steps with so many streams.

@@ -62,7 +62,7 @@ def take_earlier(
     for tokens, compute_s, end_s in earlier:
         for (append, id, choice, num_cached, queued_s), token in zip(heads, tokens, strict=True):
             append(token)
-            fields = (id, choice, (token,), (), (), None, num_cached, end_s, queued_s, None, None)
+            fields = (id, choice, (token,), (), (), None, num_cached, end_s, queued_s, None, None, 0)
             add(new(event_type, fields))
         budget.observe(plan, compute_s)
     state.memory.advance(sequences, num_steps)

@@ -5,6 +5,7 @@ Pure: time is an argument, and nothing here knows what computes the plans.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -21,11 +22,13 @@ from headrace.engine.lateness import Lateness
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
 from headrace.engine.queue import WaitingQueue
+from headrace.engine.speculative.speculation import Speculation
 from headrace.engine.state import Counters, EngineState, EngineStats, TenantStats
 from headrace.memory.manager import Room
 
 # A member of an enum takes 0.1 us to look up (Python 3.11), and these are needed for every sequence of every step.
 RUNNING, FINISHED, PREEMPTING, SAMPLE = Status.RUNNING, Status.FINISHED, Status.PREEMPTING, ReadoutKind.SAMPLE
+NO_DRAFTS: Mapping[int, tuple[int, ...]] = {}
 MAX_CANDIDATES = 64  # waiting sequences looked at in one step: bounds the step's time, not the queue
 
 
@@ -54,6 +57,7 @@ class Scheduler:
         limits: Limits,
         *,
         lateness: Lateness | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`lateness`: drop those who wait and will be late; None: serve them all."""
         if limits.max_running > budget.max_tokens:
@@ -67,6 +71,7 @@ class Scheduler:
         self.budget = budget
         self.limits = limits
         self.lateness = lateness
+        self.speculation = speculation
         self.counters = Counters()
         self.max_horizon = 1
         """Steps that one plan may stand for; more than one for an executor that can jump."""
@@ -163,12 +168,14 @@ class Scheduler:
             sequence.status is PREEMPTING and not sequence.request.is_batch for sequence in state.running
         )
         num_behind = len(running)
+        speculation = self.speculation
+        drafts = speculation.drafts(running, state.memory, plan.budget) if speculation else NO_DRAFTS
         for sequence in running:
             num_behind -= 1
             if sequence.status is RUNNING and plan.budget > 0:
                 # One token is kept for everybody behind, so that a long prompt delays nobody's next token.
                 spare = plan.budget - num_behind
-                self._extend(plan, sequence, spare if spare > 1 else 1, now)
+                self._extend(plan, sequence, spare if spare > 1 else 1, now, drafts.get(sequence.id))
         has_idle = not self._is_short
         for sequence in self.policy.candidates(state.waiting, MAX_CANDIDATES) if has_idle else ():
             if plan.budget <= 0 or not self._start(plan, sequence, now):
@@ -183,17 +190,33 @@ class Scheduler:
 
     def _is_closed(self) -> bool:
         """Nobody who is here can start, and nobody's place in the order change, before a running sequence ends."""
-        if self._forks or self.lateness is not None or not (self.policy.is_steady and self.gates.is_steady):
+        if self._forks or self.lateness is not None or self.speculation is not None:
+            return False
+        if not (self.policy.is_steady and self.gates.is_steady):
             return False
         state = self.state
         return not (state.waiting or state.batch) or state.num_taken >= self.limits.max_running
 
-    def _extend(self, plan: StepPlan, sequence: Sequence, max_tokens: int, now: float) -> None:
-        """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends."""
+    def _extend(
+        self,
+        plan: StepPlan,
+        sequence: Sequence,
+        max_tokens: int,
+        now: float,
+        drafts: tuple[int, ...] | None = None,
+    ) -> None:
+        """Give a running sequence up to `max_tokens`, preempting from the tail of the order if memory ends, and the
+        drafts if there is room for them beside. No drafts (), not None: it waits for its token in flight."""
         count = sequence.num_remaining
         count = min(count, max_tokens)
         if count <= 0 or (self._forks and any(parent is sequence for parent, _ in self._forks)):
             return
+        if drafts is not None:
+            if drafts and (room := self.state.memory.grow_for_drafts(sequence, count + len(drafts))) is not None:
+                self._place(plan, sequence, room, drafts[: room[0] - count])
+                return
+            if not drafts:
+                return
         while (room := self.state.memory.grow(sequence, count)) is None:
             victim = self._victim_behind(sequence)
             if victim is None:
@@ -295,9 +318,10 @@ class Scheduler:
         self._place(plan, sequence, room)
         return True
 
-    def _place(self, plan: StepPlan, sequence: Sequence, room: Room) -> None:
-        """Put the sequence's next tokens, for which there is room, into the plan."""
+    def _place(self, plan: StepPlan, sequence: Sequence, room: Room, drafts: tuple[int, ...] = ()) -> None:
+        """Put the sequence's next tokens, for which there is room, into the plan, and drafts behind the last one."""
         count, copies, tables = room
+        count -= len(drafts)
         start, first_row = sequence.num_computed + sequence.num_in_flight, len(plan.token_ids)
         end, tokens = start + count, sequence.tokens
         num_known = len(tokens)
@@ -328,6 +352,23 @@ class Scheduler:
             for sampled in (sequence, *span.riders) if span.riders else (sequence,):
                 sampled.readout = plan.add_readout(first_row + count - 1, SAMPLE, sampled)
                 sampled.num_sampling += 1
+        if drafts:
+            self._place_drafts(plan, span, drafts)
+
+    @staticmethod
+    def _place_drafts(plan: StepPlan, span: Span, drafts: tuple[int, ...]) -> None:
+        """Lengthen the span, the last in the plan, which samples at its last token."""
+        first, position, count = len(plan.token_ids), span.start + span.count, len(drafts)
+        plan.token_ids.extend(drafts)
+        plan.positions.extend(range(position, position + count))
+        plan.parents.extend(range(first - 1, first - 1 + count))
+        for row in range(first, first + count):
+            plan.add_readout(row, SAMPLE, span.sequence)
+        span.count += count
+        span.num_drafts = count
+        span.sequence.num_in_flight += count
+        plan.num_drafts += count
+        plan.budget -= count
 
     @staticmethod
     def _read_prompt(plan: StepPlan, span: Span, end: int) -> None:
@@ -366,9 +407,11 @@ class Scheduler:
             scores = tuple(result.logprobs[span.first_readout : readout]) if span.num_scores else ()
             for sequence in (span.sequence, *span.riders) if span.riders else (span.sequence,):
                 sequence.num_in_flight -= span.count
-                sequence.num_computed += span.count
+                sequence.num_computed += span.count - span.num_drafts
                 if sequence.status is not FINISHED:
                     event = self._advance(sequence, readout if span.is_sampled else -1, result, scores, now)
+                    if span.num_drafts and event is not None:
+                        event = self._verify(plan, span, event, result, now)
                     scores = ()  # told once: by the sequence, or by a rider if it was aborted meanwhile
                     if event is not None:
                         events.append(event)
@@ -376,11 +419,16 @@ class Scheduler:
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own
-                memory.computed(sequence)
+                if span.num_drafts and sequence.num_computed < span.start + span.count and memory.take_back(sequence):
+                    sequence.num_computed = span.start
+                else:
+                    memory.computed(sequence)
                 if sequence.status is not RUNNING:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
         self.budget.observe(plan, result.compute_s)
+        if self.speculation is not None:
+            self.speculation.observe(plan, result.compute_s)
         return events
 
     @staticmethod
@@ -442,8 +490,29 @@ class Scheduler:
             sequence.queued_s,
             error,
             None,
+            0,
         )
         return tuple.__new__(TokenEvent, fields)  # what TokenEvent(*fields) does, at half the price
+
+    def _verify(self, plan: StepPlan, span: Span, event: TokenEvent, result: StepResult, now: float) -> TokenEvent:
+        """Accept drafts from the first on: what is sampled before one is what it guessed, so its row has read the token
+        that a step of its own would have read. `event` has the token sampled before them all."""
+        sequence, first = span.sequence, span.first_row + span.count - span.num_drafts
+        tokens, logprobs = event.tokens, event.logprobs
+        for number, draft in enumerate(plan.token_ids[first : first + span.num_drafts], 1):
+            if event.finish_reason is not None or sequence.tokens[-1] != draft:
+                break
+            sequence.num_computed += 1
+            sequence.num_sampling += 1
+            sampled = self._advance(sequence, span.first_readout + number, result, (), now)
+            assert sampled is not None, "it has sampled"
+            event = sampled
+            tokens += event.tokens
+            logprobs += event.logprobs
+        self.counters.verifications += 1
+        self.counters.proposed_drafts += span.num_drafts
+        self.counters.accepted_drafts += max(0, len(tokens) - 1)
+        return event._replace(tokens=tokens, logprobs=logprobs, num_drafts=span.num_drafts)
 
     @staticmethod
     def _take_forced(sequence: Sequence, forced: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
@@ -567,6 +636,8 @@ class Scheduler:
         if not choices.live:
             del self._requests[sequence.request.id]
             ledger.closed(sequence.request)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         if is_waiting:
             forks = [fork for fork in self._forks if fork[1] is not sequence]
             if len(forks) == len(self._forks):  # else it is a fork that has not begun, and in no queue
@@ -657,6 +728,9 @@ class Scheduler:
                     for name, use in state.ledger.tenants.items()
                 ]
             ),
+            verifications=c.verifications,
+            proposed_drafts=c.proposed_drafts,
+            accepted_drafts=c.accepted_drafts,
         )
 
     def check(self) -> None:
@@ -681,4 +755,6 @@ class Scheduler:
         pending = {child.id for _, child in self._forks}
         assert live == queued | pending, "a live sequence is in no queue"
         assert not queued & pending
+        if self.speculation is not None:
+            self.speculation.check(live)
         state.memory.check(state.running, [*waiting, *(child for _, child in self._forks)])

@@ -39,13 +39,18 @@ class Counters:
     cached_tokens: int = 0
     """Of these, found in the prefix tree."""
     computed_tokens: int = 0
-    """Computed by steps, recomputation after preemption included."""
+    """Computed by steps, recomputation after preemption and wrong drafts included."""
     generated_tokens: int = 0
     preemptions: int = 0
     """Sequences that gave their blocks back before their end."""
     displacements: int = 0
     """Of these, chosen since somebody better waited, or an interactive one needed what a batch one held."""
     requests: int = 0
+    verifications: int = 0
+    """Sequences that had drafts in a step, each counted once a step."""
+    proposed_drafts: int = 0
+    accepted_drafts: int = 0
+    """Of the proposed ones, those that became tokens of a reply."""
 
 
 class TenantStats(NamedTuple):
@@ -81,3 +86,6 @@ class EngineStats:
     calibration: CalibrationReport
     """Of the length predictor."""
     tenants: tuple[TenantStats, ...]
+    verifications: int
+    proposed_drafts: int
+    accepted_drafts: int

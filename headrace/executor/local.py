@@ -16,6 +16,7 @@ from headrace.core.grammar import Matcher
 from headrace.core.plan import ReadoutKind, StepPlan
 from headrace.core.result import StepResult, TokenLogprob
 from headrace.executor.constraints import follow, mask_of, matcher_at
+from headrace.executor.history import history_at
 from headrace.executor.sampler import SampleRow, sample, token_logprob
 
 
@@ -105,13 +106,10 @@ class LocalExecutor:
             return target, token_logprob(logits, target, sequence.request.prompt_top)
         row = plan.readout_rows[readout]
         position = plan.positions[row]
-        # The row's own token may be one the scheduler does not know yet (depth 2): it is taken from the inputs.
-        last_token = int(inputs.token_ids[row])
-        needs_history = params.has_penalties or params.has_dry
-        history = [*sequence.tokens[:position], last_token] if needs_history else None
+        history = history_at(sequence, inputs, row) if params.has_penalties or params.has_dry else None
         allowed = None
         if sequence.request.grammar is not None:
-            matcher = matchers[readout] = matcher_at(sequence, position + 1, last_token)
+            matcher = matchers[readout] = matcher_at(sequence, position + 1, int(inputs.token_ids[row]))
             mask = mask_of(matcher, sequence, position + 1, len(logits))
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(logits)).astype(bool)
         token = sample(logits, SampleRow(params, sequence.choice, position + 1, sequence.num_prompt, history, allowed))

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +21,7 @@ from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import Sequence
 from headrace.executor.constraints import Mask, follow, mask_of, matcher_at, words_of
 from headrace.executor.dry import dry_penalties
+from headrace.executor.history import history_at
 from headrace.executor.local import Finished, pooled_sum
 from headrace.executor.sampler import xtc_threshold
 
@@ -106,7 +108,8 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
             penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
             numbers[readout, 5:8] = penalties
             lists.skip_to(readout)
-            lists.add_of(sequence, position, int(inputs.token_ids[row]), vocab_size)
+            history = history_at(sequence, inputs, row) if params.has_penalties or params.has_dry else ()
+            lists.add_of(sequence, position, history, vocab_size)
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
             wanted = sequence.request.prompt_top
@@ -156,12 +159,11 @@ class _IdLists:
         self.values.extend(values if values is not None else (0.0,) * len(ids))
         self.starts.append(len(self.ids))
 
-    def add_of(self, sequence: Sequence, position: int, last_token: int, vocab_size: int) -> None:
-        """A sampled row's four: ids seen, ids of the reply with their counts, biased ids, banned ids."""
+    def add_of(self, sequence: Sequence, position: int, history: SequenceOf[int], vocab_size: int) -> None:
+        """A sampled row's four: ids seen, ids of the reply with their counts, biased ids, banned ids. `history`: the
+        tokens before `position`; only needed with penalties and DRY."""
         params = sequence.request.sampling
         if params.has_penalties:
-            # The row's own token may be one the scheduler does not know yet (depth 2): it comes from the inputs.
-            history = [*sequence.tokens[: position - 1], last_token]
             generated = Counter(history[sequence.num_prompt :])
             self.add(set(history))
             self.add(generated.keys(), generated.values())
@@ -170,7 +172,7 @@ class _IdLists:
             self.add()
         biases = params.logit_bias
         if params.has_dry:
-            dry = dry_penalties([*sequence.tokens[: position - 1], last_token], params)
+            dry = dry_penalties(history, params)
             biases = (*((token, -penalty) for token, penalty in dry.items()), *biases)
         self.add([token for token, _ in biases], [bias for _, bias in biases])
         # As in the reference sampler, a ban that would leave no token does not hold. A grammar's mask has it already.

@@ -17,10 +17,12 @@ from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.cache import CacheGroup
 from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
-from headrace.core.protocols import Executor
+from headrace.core.protocols import Drafter, Executor
 from headrace.engine.composition import SchedulingConfig, make_scheduler
 from headrace.engine.engine import Engine
 from headrace.engine.limits import Limits
+from headrace.engine.speculative.prompt_lookup import PromptLookup
+from headrace.engine.speculative.speculation import Speculation
 from headrace.executor.local import Backend, LocalExecutor
 from headrace.executor.native import NativeExecutor
 from headrace.executor.sizing import blocks_within
@@ -50,6 +52,7 @@ TOUCHED_BYTES = 512 << 20
 KV_FORMATS = {"f16": 2, "f32": 4}
 """Bytes of a number in the cache."""
 ACTIVATION_BITS = {"int8": 8, "int16": 16}
+DRAFTERS: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup}
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
 
@@ -88,6 +91,9 @@ class ServeConfig:
     activations: str = "int8"
     """Inputs of quantized products in the native backend: int8, or int16, nearer to float32 at half the speed of long
     prompts."""
+    speculate: str | None = None
+    """prompt-lookup: drafts are copied from what the prompt and the reply have said before, and verified: fewer steps
+    for replies that repeat, and no other replies."""
 
 
 @dataclass(slots=True)
@@ -217,6 +223,8 @@ def compose(
         log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
     limits = Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size)
     scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens)
+    if config.speculate is not None:
+        scheduler.speculation = Speculation(DRAFTERS[config.speculate]())
     executor: Executor = (
         NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
         if isinstance(backend, NativeModel)
@@ -281,6 +289,9 @@ def _check(config: ServeConfig) -> None:
             raise ConfigurationError(f"{name} is {getattr(config, name)!r}; it must be one of {allowed}.")
     if config.backend == "reference" and config.activations != "int8":
         raise ConfigurationError("activations are float32 in the reference backend; leave the setting out.")
+    if config.speculate is not None and config.speculate not in DRAFTERS:
+        allowed = ", ".join(map(repr, DRAFTERS))
+        raise ConfigurationError(f"speculate is {config.speculate!r}; it must be one of {allowed}, or None.")
     if config.threads is not None and config.threads < 1:
         raise ConfigurationError(f"threads is {config.threads}; it must be at least 1.")
 

@@ -130,6 +130,9 @@ class TextStage:
         """Choices that have not finished."""
         self.num_cached = 0
         self.num_generated = 0
+        self.num_drafts = 0
+        self.num_accepted = 0
+        """Drafts that became tokens which count."""
 
     def push(self, event: TokenEvent) -> Delta | None:
         """The text that `event` completes; None when there is nothing to tell."""
@@ -148,6 +151,9 @@ class TextStage:
                 text = self._options.echo + text
                 scored = [*self._scored_prompt(), *scored]
         self.num_generated += len(tokens)
+        if event.num_drafts:
+            self.num_drafts += event.num_drafts
+            self.num_accepted += max(0, len(tokens) - 1)
         finish: Finish | None = event.finish_reason.value if event.finish_reason else None
         stop: str | int | None = None
         if matched is not None:

@@ -118,5 +118,12 @@ class _EngineCollector(Collector):
             ("cached_prompt_tokens", "Prompt tokens found in the prefix tree (hits).", stats.cached_tokens),
             ("generated_tokens", "Tokens sampled.", stats.generated_tokens),
             ("steps", "Steps of the engine.", stats.steps),
+            (
+                "spec_verifications",
+                "Times that a sequence had drafts verified; each brought a token, and one for each accepted draft.",
+                stats.verifications,
+            ),
+            ("spec_proposed_tokens", "Drafts verified.", stats.proposed_drafts),
+            ("spec_accepted_tokens", "Drafts that were right.", stats.accepted_drafts),
         ):
             yield CounterMetricFamily(f"headrace_{name}", text, value)

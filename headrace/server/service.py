@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from headrace.core.events import TokenEvent
 from headrace.core.sequence import FinishReason
@@ -21,7 +21,14 @@ from headrace.server.errors import ApiError, bad_request
 from headrace.server.generation import Delta, TextStage
 from headrace.server.limits import CallLimits
 from headrace.server.metrics import Metrics
-from headrace.server.responses import Outcome, PromptTokensDetails, ScoredPrompt, Timings, Usage
+from headrace.server.responses import (
+    CompletionTokensDetails,
+    Outcome,
+    PromptTokensDetails,
+    ScoredPrompt,
+    Timings,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from headrace.server.build import Deployment
@@ -276,7 +283,11 @@ class Generation:
         num_prompt = self._job.num_prompt_tokens
         num_generated = sum(stage.num_generated for stage in self._stages.values())
         cached = PromptTokensDetails(sum(stage.num_cached for stage in self._stages.values()))
-        return Usage(num_prompt, num_generated, num_prompt + num_generated, cached)
+        drafts: CompletionTokensDetails | UnsetType = UNSET
+        if num_drafts := sum(stage.num_drafts for stage in self._stages.values()):
+            num_accepted = sum(stage.num_accepted for stage in self._stages.values())
+            drafts = CompletionTokensDetails(num_accepted, num_drafts - num_accepted)
+        return Usage(num_prompt, num_generated, num_prompt + num_generated, cached, drafts)
 
     @property
     def outcome(self) -> Outcome:

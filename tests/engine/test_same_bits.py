@@ -15,12 +15,15 @@ import pytest
 
 from headrace.backends.native import _native
 from headrace.backends.native.model import FLOAT_PACKINGS, PACKINGS, NativeModel
-from headrace.core.plan import ReadoutKind, StepPlan
+from headrace.core.plan import ReadoutKind, Span, StepPlan
 from headrace.core.protocols import Pending
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import Sequence as Sequence_
 from headrace.engine.composition import BATCHING, ORDERS, WRAPPERS, SchedulingConfig, parse_policy
 from headrace.engine.engine import Engine
+from headrace.engine.speculative.prompt_lookup import PromptLookup
+from headrace.engine.speculative.speculation import Speculation
 from headrace.executor.native import NativeExecutor
 from headrace.models.loaders.checkpoint import open_checkpoint
 from headrace.models.loaders.stored import StoredTensor
@@ -68,7 +71,7 @@ class Native:
         self.activation_bits = activation_bits
         self.groups = cache_groups(self.program, BLOCK_SIZE, element_bytes=2, checkpoint_interval=4 * BLOCK_SIZE)
         self._models: dict[tuple, NativeModel] = {}
-        self._alone: dict[Request, bytes] = {}
+        self._alone: dict[Request, Reply] = {}
 
     def model(self, threads: int, isa: str = "") -> NativeModel:
         key = (threads, isa)
@@ -101,11 +104,11 @@ class Native:
             numerics="test",
         )
 
-    def alone(self, request: Request) -> bytes:
+    def alone(self, request: Request) -> Reply:
         if request not in self._alone:
             reply = generate(self.engine(), [request], [])[request.id, 0]
             assert all(math.isfinite(entry.logprob) for entry in (*reply.logprobs, *reply.prompt_logprobs))
-            self._alone[request] = bits(reply)
+            self._alone[request] = reply
         return self._alone[request]
 
 
@@ -143,6 +146,30 @@ def tiles_of(format: str, isa: str, rows: int) -> str:
     return f"{format} on {isa}: {rows % most} rows beyond {'many' if rows > 2 * most else 'few'} tiles of {most}"
 
 
+class HalfKnowing:
+    """Drafts what a request says when it runs alone, with mistakes."""
+
+    def __init__(self, alone: dict[Request, Reply], rng: random.Random) -> None:
+        self._alone = alone
+        self._rng = rng
+        self._mistakes = rng.choice([0.0, 0.1, 0.5])
+
+    def propose(self, sequence: Sequence_, max_tokens: int) -> tuple[int, ...]:
+        begin = sequence.num_tokens - sequence.num_prompt
+        known = self._alone[sequence.request].tokens[begin : begin + max_tokens]
+        return tuple(token ^ (self._rng.random() < self._mistakes) for token in known)
+
+    def forget(self, sequence: Sequence_) -> None:
+        pass
+
+
+class Eager(Speculation):
+    """Verifies all there are, whether that pays or not."""
+
+    def _num_that_pay(self, num_decoding: int, chances: Sequence[tuple[float, int]]) -> int:
+        return len(chances)
+
+
 class Watched:
     """An executor that counts what the plans it launches are made of."""
 
@@ -165,7 +192,10 @@ class Watched:
         if rows > ROWS_AT_ONCE:
             self.seen["steps of more rows than are kept at once"] += 1
         for span in plan.spans:
-            self.seen["forced tokens computed together"] += span.count > 1 and span.start >= span.sequence.num_prompt
+            if span.num_drafts:
+                self._count_drafts(span)
+            elif span.count > 1 and span.start >= span.sequence.num_prompt:
+                self.seen["forced tokens computed together"] += 1
             self.seen["spans across three chunk borders"] += span.start + span.count > 3 * CHUNK
             if span.sequence.id not in self._begun:
                 self._begun.add(span.sequence.id)
@@ -174,6 +204,14 @@ class Watched:
             if kind == ReadoutKind.SAMPLE:
                 self.seen["greedy tokens" if sequence.request.sampling.is_greedy else "seeded tokens"] += 1
                 self.seen["tokens within a grammar"] += sequence.request.grammar is not None
+
+    def _count_drafts(self, span: Span) -> None:
+        params = span.sequence.request.sampling
+        self.seen["drafts, greedy" if params.is_greedy else "drafts, seeded"] += 1
+        self.seen["drafts with penalties or DRY"] += params.has_penalties or params.has_dry
+        self.seen["drafts with logprobs"] += params.num_logprobs is not None
+        end = span.start + span.count
+        self.seen["drafts across a block border"] += span.start // BLOCK_SIZE < (end - 1) // BLOCK_SIZE
 
 
 def draw_scheduling(rng: random.Random) -> SchedulingConfig:
@@ -230,6 +268,7 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
                 is_batch=serving.random() < 0.2,
             )
         )
+    alone = {request: native.alone(request) for request in requests}
     last_arrival = rng.choice([0, 4, 12])
     arrivals = [rng.randint(0, last_arrival) for _ in requests]
     needed = max(len(r.prompt) + (r.sampling.max_tokens or 0) for r in requests)
@@ -252,16 +291,23 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
         scheduling=scheduling,
     )
     engine.executor = watched = Watched(engine.executor, native.formats)
+    drafts = random.Random(f"{seed} drafts")
+    if drafts.random() < 0.6:
+        drafter = HalfKnowing(alone, drafts) if drafts.random() < 0.7 else PromptLookup()
+        engine.scheduler.speculation = Eager(drafter, drafts.choice([1, 2, 5, 12]))
     replies = generate(engine, requests, arrivals)
     machine = f"{threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=}"
     for request in requests:
-        same = bits(replies[request.id, 0]) == native.alone(request)
+        same = bits(replies[request.id, 0]) == bits(alone[request])
         assert same, f"seed {seed}: {request.id} differs ({machine}, {scheduling=})"
     names = ("schedules", f"{threads} threads", f"depth {depth}", isa, scheduling.batching)
     policies = parse_policy(scheduling.policy)
     stats = engine.stats()
     events = Counter(preemptions=stats.preemptions, displacements=stats.displacements)
     events["batch class"] = sum(request.is_batch for request in requests)
+    events["drafts accepted"] = stats.accepted_drafts
+    events["drafts rejected"] = stats.proposed_drafts - stats.accepted_drafts
+    events["preemptions beside drafts"] = stats.preemptions if stats.proposed_drafts else 0
     return watched.seen + Counter(names) + Counter(policies) + events
 
 
@@ -369,6 +415,14 @@ def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
         "seeded tokens",
         "tokens within a grammar",
         "forced tokens computed together",
+        "drafts, greedy",
+        "drafts, seeded",
+        "drafts with penalties or DRY",
+        "drafts with logprobs",
+        "drafts across a block border",
+        "drafts accepted",
+        "drafts rejected",
+        "preemptions beside drafts",
         *(f"{threads} threads" for threads in (1, 2, 3, 4)),
         *(f"depth {depth}" for depth in (1, 2)),
         *ISAS,

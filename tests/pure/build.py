@@ -13,6 +13,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.composition import SchedulingConfig, make_scheduler
 from headrace.engine.engine import Engine
 from headrace.engine.limits import Limits
+from headrace.engine.speculative.row_cost import RowCost
 from headrace.memory.manager import MemoryManager
 
 from .checking_executor import CheckingExecutor
@@ -30,6 +31,17 @@ class StepsOnly:
 
 
 STEPS_ONLY = StepsOnly()
+
+
+class KnownCost(RowCost):
+    """A row costs so much of a step without rows."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self._share = share
+
+    def observe(self, rows: int, seconds: float) -> None:
+        pass
 
 
 def small_engine(

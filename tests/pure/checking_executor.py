@@ -44,6 +44,29 @@ def score(prefix: int, token: int) -> float:
     return -float((prefix ^ token) % 1000)
 
 
+class KnowingDrafter:
+    """Knows what comes next and says it never, often or always. As many drafts as it may make, or any number."""
+
+    def __init__(self, mode: str, *, is_steady: bool = False) -> None:
+        self.wrong = {"right": 0.0, "mixed": 0.3, "wrong": 1.0}[mode]
+        self.is_steady = is_steady
+
+    def propose(self, sequence, max_tokens: int) -> tuple[int, ...]:
+        tokens, value, drafts = sequence.tokens, prefix_hash(sequence.tokens), []
+        seed, choice = sequence.request.sampling.seed, sequence.choice
+        count = max_tokens if self.is_steady else mix(value) % (max_tokens + 1)
+        for position in range(len(tokens), len(tokens) + count):
+            draft = next_token(value, seed, choice, position)
+            if uniform(seed + 1, choice, position) < self.wrong:
+                draft = (draft + 1) % VOCABULARY
+            drafts.append(draft)
+            value = extend(value, draft)
+        return tuple(drafts)
+
+    def forget(self, sequence) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Pattern:
     """Stands for a grammar: some tokens of a reply are forced, and it may fail at one of them."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.core.cache import NO_BLOCK, CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.errors import RequestError
+from headrace.core.events import TokenEvent
 from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import FinishReason, Sequence
@@ -27,9 +28,19 @@ from headrace.engine.engine import Engine
 from headrace.engine.gates import Verdict
 from headrace.engine.gates.prefix import PrefixGate
 from headrace.engine.limits import Limits
+from headrace.engine.speculative.speculation import Speculation
 from headrace.memory.manager import MemoryManager
 
-from .checking_executor import VOCABULARY, CheckingExecutor, Pattern, hidden, next_token, prefix_hash, score
+from .checking_executor import (
+    VOCABULARY,
+    CheckingExecutor,
+    KnowingDrafter,
+    Pattern,
+    hidden,
+    next_token,
+    prefix_hash,
+    score,
+)
 
 FULL, WINDOW, STATE = CacheKind.FULL, CacheKind.WINDOW, CacheKind.STATE
 
@@ -45,6 +56,9 @@ class Setup:
     max_running: int
     depth: int
     scheduling: SchedulingConfig
+    drafts: str
+    """What its drafter is like; empty: no speculation."""
+    is_rash: bool
 
     def groups(self) -> tuple[CacheGroup, ...]:
         return tuple(
@@ -76,10 +90,16 @@ class Setup:
             vocab_size=VOCABULARY,
         )
         scheduler = make_scheduler(self.scheduling, memory, limits, self.budget, cost=LinearCost())
+        scheduler.speculation = self.speculation()
         gates = scheduler.gates
         gates._gates = tuple(prefix_gate if isinstance(gate, PrefixGate) else gate for gate in gates._gates)
         executor = CheckingExecutor(groups)
         return Engine(scheduler, executor, ManualClock(), self.depth), executor
+
+    def speculation(self) -> Speculation | None:
+        if not self.drafts:
+            return None
+        return (RashSpeculation if self.is_rash else Speculation)(KnowingDrafter(self.drafts))
 
 
 class LinearCost:
@@ -131,6 +151,8 @@ setups = st.builds(
     max_running=st.integers(1, 4),
     depth=st.integers(1, 2),
     scheduling=schedulings,
+    drafts=st.sampled_from(["", "right", "mixed", "mixed", "wrong"]),
+    is_rash=st.booleans(),
 )
 
 # Prompts are cut from two texts, so that many share a prefix and some are equal.
@@ -163,6 +185,16 @@ class CountingPrefixGate(PrefixGate):
         return verdict
 
 
+class RashSpeculation(Speculation):
+    """Drafts whether they pay or not, down to the last block: shedding them is the rule here."""
+
+    def _num_spare_blocks(self, memory) -> int:
+        return 1000
+
+    def _num_that_pay(self, num_decoding, chances) -> int:
+        return len(chances)
+
+
 class Run:
     """Carries out the actions on an engine and keeps what each choice received."""
 
@@ -175,6 +207,7 @@ class Run:
         self.prompt_logprobs: dict[str, list[float]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
         self.num_forced = 0
+        self.drafts: Counter[str] = Counter()
         self.aborted: set[tuple[str, int]] = set()
         self.prefixes: dict[tuple[str, int], list[int] | Sequence] = {}
 
@@ -230,7 +263,10 @@ class Run:
                 assert key not in self.aborted and key not in self.reasons, "an ended choice got an event"
                 assert event.queued_s >= 0
                 self.received[key] += event.tokens
-                self.num_forced += len(event.tokens[1:])
+                if event.num_drafts:
+                    self._count_drafts(event)
+                else:
+                    self.num_forced += len(event.tokens[1:])
                 assert (event.error is not None) == (event.finish_reason in (FinishReason.ERROR, FinishReason.LATE))
                 if event.prompt_logprobs:
                     logprobs = self.prompt_logprobs.setdefault(event.request_id, [])
@@ -241,6 +277,19 @@ class Run:
                 if event.finish_reason:
                     self.reasons[key] = event.finish_reason
             self.check()
+
+    def _count_drafts(self, event: TokenEvent) -> None:
+        num_accepted, end = len(event.tokens) - 1, len(self.received[event.request_id, event.choice])
+        self.drafts["drafts accepted"] += num_accepted
+        self.drafts["drafts rejected"] += event.num_drafts - num_accepted
+        self.drafts["drafts accepted in part"] += 0 < num_accepted < event.num_drafts
+        self.drafts["drafts that ended a reply"] += num_accepted > 0 and event.finish_reason is FinishReason.STOP
+        request = next(request for request in self.requests if request.id == event.request_id)
+        if not isinstance(self.prefixes[event.request_id, event.choice], Sequence):
+            end += len(request.prompt) + len(request.resumed)
+            size = self.engine.scheduler.state.memory.block_size
+            first = (end - len(event.tokens)) // size
+            self.drafts["accepted drafts in another block"] += (end - 1) // size > first
 
     def abort(self, index: int, choice: int) -> None:
         if index > len(self.requests):
@@ -325,6 +374,9 @@ LEAST = {
     "dropped for being late": 2,
     "displacements": 10,
     **dict.fromkeys([*ORDERS, *WRAPPERS, *BATCHING], 40),
+    "preemptions beside drafts": 5,  # tests/pure/test_speculation.py has more of them
+    "drafts that ended a reply": 5,
+    "drafts accepted in part": 50,
 }
 seen: Counter[str] = Counter()
 """How often what the test is about has happened."""
@@ -372,6 +424,9 @@ def run_schedule(setup: Setup, script: list) -> None:
             "displacements": stats.displacements,
             "batch class": sum(request.is_batch for request in run.requests),
             "dropped for being late": sum(reason is FinishReason.LATE for reason in run.reasons.values()),
+            "preemptions beside drafts": stats.preemptions if run.drafts else 0,
+            "drafts at depth 2": run.drafts["drafts accepted"] if setup.depth > 1 else 0,
+            **run.drafts,
         }
     )
     seen.update([*parse_policy(setup.scheduling.policy), setup.scheduling.batching])
@@ -383,4 +438,4 @@ def test_any_schedule_gives_the_tokens_of_running_alone() -> None:
     print(dict(seen))
     assert seen["schedules"] >= 2000
     rare = {name: count for name, count in seen.items() if count < LEAST.get(name, 120)}
-    assert not rare, f"the schedules hardly ever get there: {rare}"
+    assert not rare and set(LEAST) <= set(seen), f"the schedules hardly ever get there: {rare}"

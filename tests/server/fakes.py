@@ -195,6 +195,9 @@ class FakeEngine:
             step_budget=160,
             calibration=CalibrationReport(100, 0.5, 0.25),
             tenants=(TenantStats("a", 10, 20, 30, 40),),
+            verifications=0,
+            proposed_drafts=0,
+            accepted_drafts=0,
         )
 
 

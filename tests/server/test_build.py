@@ -23,7 +23,9 @@ def test_ids_are_those_of_tokenizer_and_embedding_alike(num_rows: int, vocab_siz
     assert (deployment.vocab_size, deployment.eos_ids) == (vocab_size, eos_ids)
 
 
-@pytest.mark.parametrize("field", [{"backend": "gpu"}, {"kv_format": "q8"}, {"isa": "mmx"}, {"threads": 0}])
+@pytest.mark.parametrize(
+    "field", [{"backend": "gpu"}, {"kv_format": "q8"}, {"isa": "mmx"}, {"threads": 0}, {"speculate": "magic"}]
+)
 def test_a_wrong_setting_is_said_before_anything_is_fetched(field: dict):
     """`kv_format` was a KeyError, and `isa` an error of C++, both after the model had been fetched."""
     (name,) = field
