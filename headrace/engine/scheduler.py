@@ -59,8 +59,6 @@ class Scheduler:
                 f"a step of {budget.max_tokens} tokens cannot serve {limits.max_running} choices; "
                 "raise max_step_tokens or lower max_running."
             )
-        if speculation is not None:
-            speculation.check_groups(state.memory)
         self.state = state
         self.policy = policy
         self.gates = gates
@@ -160,8 +158,8 @@ class Scheduler:
         if count <= 0 or (self._forks and any(parent is sequence for parent, _ in self._forks)):
             return
         if drafts is not None:
-            if drafts and (room := self.state.memory.grow(sequence, count + len(drafts))) is not None:
-                self._place(plan, sequence, room, drafts)
+            if drafts and (room := self.state.memory.grow_for_drafts(sequence, count + len(drafts))) is not None:
+                self._place(plan, sequence, room, drafts[: room[0] - count])
                 return
             if not drafts:
                 return
@@ -301,7 +299,10 @@ class Scheduler:
                         if event.finish_reason is not None and self._forks:
                             events += self._end_forks(sequence, event)
                 readout += 1  # each has a sample of its own
-                memory.computed(sequence)
+                if span.num_drafts and sequence.num_computed < span.start + span.count and memory.take_back(sequence):
+                    sequence.num_computed = span.start
+                else:
+                    memory.computed(sequence)
                 if sequence.status is not RUNNING:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled

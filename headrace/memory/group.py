@@ -22,7 +22,7 @@ NEVER = 1 << 60  # a number of tokens
 class BlockTable:
     """A sequence's blocks in one group. `blocks` is what plans carry (see `headrace.core.plan.Span`)."""
 
-    __slots__ = ("blocks", "boundary", "first", "is_sealed", "retired", "spans", "trailing")
+    __slots__ = ("blocks", "boundary", "first", "is_sealed", "retired", "spans", "trailing", "undrafted")
 
     def __init__(self) -> None:
         self.blocks = array("i")
@@ -38,6 +38,8 @@ class BlockTable:
         """Per launched span (block to drop when it returns, block that is then a checkpoint)."""
         self.trailing: tuple[Digest, int] | None = None
         """The checkpoint at the end of the reply so far, replaced by the next: what a next turn will hit."""
+        self.undrafted: tuple[int, bool] | None = None
+        """(State, is_sealed) before a span with drafts: what is gone back to if one of them is wrong."""
         self.boundary = 0
         """The last place in the tokens known at admission where a checkpoint may lie."""
 
@@ -302,6 +304,23 @@ class StateBlocks(GroupMemory):
         table.is_sealed = end % size == 0 and (self.keeps(table, end) or end - start == 1)
         table.spans.append((dropped, table.blocks[1] if table.is_sealed else NO_BLOCK))
         return []
+
+    def keep_undrafted(self, table: BlockTable) -> None:
+        """The next span has drafts: it writes its state elsewhere, for a state cannot be wound back."""
+        table.undrafted = (table.blocks[1], table.is_sealed)
+        table.is_sealed = True
+
+    def withdraw(self, table: BlockTable) -> None:
+        """There will be no such span after all: `grow` has not happened."""
+        assert table.undrafted is not None
+        _, table.is_sealed = table.undrafted
+
+    def take_back(self, table: BlockTable) -> None:
+        """The span with drafts, the only one in flight, has returned, and not all of it counts: as if it had not been."""
+        assert table.undrafted is not None and len(table.spans) == 1
+        table.spans.clear()
+        self.drop(table.blocks[1])
+        table.blocks[1], table.is_sealed = table.undrafted
 
     def keeps(self, table: BlockTable, position: int) -> bool:
         return position % self.group.checkpoint_interval == 0 or position == table.boundary

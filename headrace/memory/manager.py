@@ -56,7 +56,7 @@ class SequenceMemory:
     ) -> None:
         self.tables = tables
         self.pairs = tuple(zip(groups, tables, strict=True))
-        self.sparse = tuple(pair for pair in self.pairs if pair[0].group.kind is CacheKind.STATE)
+        self.sparse = tuple((memory, table) for memory, table in self.pairs if isinstance(memory, StateBlocks))
         """The pairs that can be hit at some block boundaries only, and whose state moves with every span."""
         self.block_arrays: tuple[array, ...] = tuple(table.blocks for table in tables)
         self.chain = chain
@@ -182,6 +182,26 @@ class MemoryManager:
         self._claim(sequence, kept, num_hit)
         sequence.num_computed = hit
         return count, copies, kept.block_arrays
+
+    def grow_for_drafts(self, sequence: Sequence, count: int) -> Room | None:
+        """`grow`, for a span with drafts: `take_back` can undo it as far as recurrent states go."""
+        states = self._of[sequence.id].sparse
+        for memory, table in states:
+            memory.keep_undrafted(table)
+        room = self.grow(sequence, count)
+        if room is None:
+            for memory, table in states:
+                memory.withdraw(table)
+        return room
+
+    def take_back(self, sequence: Sequence) -> bool:
+        """The sequence's span with drafts has returned, and some are wrong. Where tokens have blocks, wrong ones are
+        written over. A state is gone back to the one before the span, which must be computed again as far as it
+        was right: then this returns True, and `computed` is not to be called for it."""
+        states = self._of[sequence.id].sparse
+        for memory, table in states:
+            memory.take_back(table)
+        return bool(states)
 
     def grow(self, sequence: Sequence, count: int) -> Room | None:
         """Room to write the sequence's next tokens, at most `count` of them in one span; None if there is none."""

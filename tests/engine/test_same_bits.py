@@ -15,7 +15,6 @@ import pytest
 
 from headrace.backends.native import _native
 from headrace.backends.native.model import FLOAT_PACKINGS, PACKINGS, NativeModel
-from headrace.core.cache import CacheKind
 from headrace.core.plan import ReadoutKind, Span, StepPlan
 from headrace.core.protocols import Pending
 from headrace.core.request import Request
@@ -71,7 +70,6 @@ class Native:
         self.groups = cache_groups(self.program, BLOCK_SIZE, element_bytes=2, checkpoint_interval=4 * BLOCK_SIZE)
         self._models: dict[tuple, NativeModel] = {}
         self._alone: dict[Request, Reply] = {}
-        self.takes_drafts = all(group.kind is not CacheKind.STATE for group in self.groups)
 
     def model(self, threads: int, isa: str = "") -> NativeModel:
         key = (threads, isa)
@@ -251,7 +249,7 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
     engine = native.engine(threads, num_blocks, isa, max_step_tokens=budget, depth=depth, max_running=max_running)
     engine.executor = watched = Watched(engine.executor, native.formats)
     drafts = random.Random(f"{seed} drafts")
-    if native.takes_drafts and drafts.random() < 0.6:
+    if drafts.random() < 0.6:
         drafter = HalfKnowing(alone, drafts) if drafts.random() < 0.7 else PromptLookup()
         engine.scheduler.speculation = Eager(drafter, drafts.choice([1, 2, 5, 12]))
     replies = generate(engine, requests, arrivals)

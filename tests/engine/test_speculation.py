@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace import LLM, SamplingParams
-from headrace.core.errors import ConfigurationError
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 from headrace.engine.speculative.speculation import Speculation
@@ -43,10 +42,11 @@ class Known:
         pass
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "mamba"])
 @pytest.mark.parametrize("shape", SHAPES, ids=",".join)
-def test_the_reference_samples_the_same_tokens(shape: dict, data_path: Path):
+def test_the_reference_samples_the_same_tokens(shape: dict, name: str, data_path: Path):
     """Each row's penalties count the drafts before it, and each row has its own position's randomness."""
-    folder = data_path / "tiny" / "llama"
+    folder = data_path / "tiny" / name
     loaded = Loaded.open(folder, folder / "expected.json")
     params = SamplingParams(max_tokens=40, num_logprobs=2, **shape)
     request = Request("r", tuple(loaded.expected["ids"][:20]), params)
@@ -61,12 +61,6 @@ def test_the_reference_samples_the_same_tokens(shape: dict, data_path: Path):
         assert abs(entry.logprob - expected.logprob) < 1e-4
     stats = engine.stats()
     assert stats.accepted_drafts >= len(alone.tokens) // 2 and stats.accepted_drafts < stats.proposed_drafts
-
-
-def test_a_model_with_recurrent_states_is_not_served_so(data_path: Path):
-    folder = data_path / "tiny" / "mamba"
-    with pytest.raises(ConfigurationError, match=r"recurrent.*without --speculate"):
-        Loaded.open(folder, folder / "expected.json").engine(speculate="prompt-lookup")
 
 
 def test_prompt_lookup_on_a_real_model(smollm2_path: Path):

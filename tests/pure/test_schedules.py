@@ -96,7 +96,7 @@ class Setup:
         return Engine(scheduler, executor, ManualClock(), self.depth), executor
 
     def speculation(self) -> Speculation | None:
-        if not self.drafts or STATE in self.kinds:
+        if not self.drafts:
             return None
         return (RashSpeculation if self.is_rash else Speculation)(KnowingDrafter(self.drafts))
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.core.cache import CacheGroup, CacheKind
-from headrace.core.errors import ConfigurationError
 from headrace.engine.engine import Engine
 from headrace.engine.speculative.prompt_lookup import MOST_COMPARED, MOST_INDEXED, MOST_PLACES, PromptLookup
 from headrace.engine.speculative.speculation import Speculation
@@ -19,7 +18,14 @@ from .build import FULL, KnownCost, drain, request, small_engine
 from .checking_executor import KnowingDrafter
 from .test_schedules import Run, Setup
 
-STATE = CacheGroup("state", CacheKind.STATE, block_size=4, bytes_per_block=1, checkpoint_interval=8)
+STATE = CacheGroup("state", CacheKind.STATE, block_size=4, bytes_per_block=1, checkpoint_interval=64)
+KINDS = (
+    (CacheKind.FULL,),
+    (CacheKind.WINDOW,),
+    (CacheKind.STATE,),
+    (CacheKind.FULL, CacheKind.WINDOW),
+    (CacheKind.FULL, CacheKind.STATE),
+)
 
 
 def speculating(mode: str = "right", *, share: float = 0.1, max_drafts: int = 4, **options) -> Engine:
@@ -202,17 +208,39 @@ def test_replies_within_a_grammar_take_none():
     assert engine.stats().proposed_drafts == 0
 
 
-def test_recurrent_states_are_refused_at_the_start():
-    engine = small_engine((FULL, STATE), (16, 8))
-    with pytest.raises(ConfigurationError, match="--speculate"):
-        type(engine.scheduler)(
-            engine.scheduler.state,
-            engine.scheduler.policy,
-            engine.scheduler.gates,
-            engine.scheduler.budget,
-            engine.scheduler.limits,
-            speculation=Speculation(PromptLookup()),
-        )
+def test_a_recurrent_state_is_computed_again_where_a_draft_was_wrong():
+    """Every third token is guessed wrong: a step that takes drafts and finds one wrong leaves its right tokens to be
+    computed by the next, which takes none."""
+    engine = speculating(groups=(FULL, STATE), num_blocks=(16, 8))
+    known = [token for event in drain_one(small_engine((FULL, STATE), (16, 8))) for token in event.tokens]
+    engine.scheduler.speculation.drafter = Third(known)
+    events = drain_one(engine)
+    assert [token for event in events for token in event.tokens] == known
+    # The prompt's step; then a right draft and a wrong one, at the reply's third token, the sixth, the ninth ...
+    assert [len(event.tokens) for event in events] == [1, 2, 1, 2, 1, 2, 1, 2, 1, 2]
+    stats = engine.stats()
+    assert stats.accepted_drafts == 5 and stats.verifications == 5
+    again = 3  # the token before the drafts, the right one of them, and the one sampled in the wrong one's place
+    assert stats.computed_tokens == 6 + 5 + stats.proposed_drafts + 4 * again
+
+
+def drain_one(engine: Engine):
+    engine.submit(request("a", range(6), max_tokens=15))
+    return drain(engine)
+
+
+class Third:
+    """Knows the reply, but every third token of it."""
+
+    def __init__(self, reply: list[int]) -> None:
+        self.reply = reply
+
+    def propose(self, sequence, max_tokens: int) -> tuple[int, ...]:
+        begin = sequence.num_tokens - sequence.num_prompt
+        return tuple(token + (i % 3 == 2) for i, token in enumerate(self.reply[begin : begin + max_tokens], begin))
+
+    def forget(self, sequence) -> None:
+        pass
 
 
 def test_at_depth_two_a_sequence_waits_for_its_token_where_drafts_pay():
@@ -258,10 +286,10 @@ def test_crowded_schedules():
     for seed in range(400):
         rng = random.Random(seed)
         setup = Setup(
-            kinds=rng.choice([(CacheKind.FULL,), (CacheKind.WINDOW,), (CacheKind.FULL, CacheKind.WINDOW)]),
+            kinds=rng.choice(KINDS),
             block_size=rng.choice([1, 2, 4]),
             window=rng.randint(2, 9),
-            interval=1,
+            interval=rng.randint(1, 4),
             spare=rng.randint(0, 8),
             budget=rng.randint(8, 24),
             max_running=rng.randint(2, 4),

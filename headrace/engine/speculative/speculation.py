@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from headrace.core.cache import CacheKind
-from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
 from headrace.core.protocols import Drafter
 from headrace.core.sequence import Sequence, Status
@@ -135,13 +133,3 @@ class Speculation:
     def check(self, ids: Collection[int]) -> None:
         """`ids`: of all sequences that have not ended."""
         assert set(self._guesses) <= set(ids), "guesses outlived their sequence"
-
-    @staticmethod
-    def check_groups(memory: MemoryManager) -> None:
-        """Raises `ConfigurationError` for a model with recurrent states."""
-        states = [group.group.name for group in memory.groups if group.group.kind is CacheKind.STATE]
-        if states:
-            raise ConfigurationError(
-                f"this model keeps recurrent states (cache group {states[0]!r}), out of which a wrong draft cannot be "
-                "taken back; serve it without --speculate."
-            )
