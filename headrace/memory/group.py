@@ -316,7 +316,7 @@ class StateBlocks(GroupMemory):
         _, table.is_sealed = table.undrafted
 
     def take_back(self, table: BlockTable) -> None:
-        """The span with drafts, the only one in flight, has returned, and not all of it counts: it has not been."""
+        """The span with drafts, the only one in flight, has returned and does not count: as if it had not been."""
         assert table.undrafted is not None and len(table.spans) == 1
         table.spans.clear()
         self.drop(table.blocks[1])
