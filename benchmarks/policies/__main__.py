@@ -29,8 +29,8 @@ ABOUT = f"""## Policies on the virtual clock
 Made by `python -m benchmarks.policies --write` with the Azure traces of 2023 in the folder `--traces` (or the
 environment variable `HEADRACE_TRACES`); the same figures on every machine. The engine is the real one on a clock that
 the cost model of steps moves, with coefficients about those of a calibration of SmolLM2-135M Q4_1 on two cores. Lengths
-are those of the traces times {SCALE:g}, times scaled to the load that is stated; loads are shares of the capacity, which is
-measured with twice as many requests always in flight as may run.
+are those of the traces times {SCALE:g}, times scaled to the load that is stated; loads are shares of the capacity,
+which is measured with twice as many requests always in flight as may run.
 """
 
 

@@ -56,7 +56,7 @@ def measure(traces: Path, progress: Progress) -> Section:
     parts = [_on(machine, progress) for machine in (CORES, ACCELERATOR)]
     body = (
         "### Batching modes\n\n"
-        f"The chat workload, fcfs, at most {SIM.max_running} running, lengths known to the engine; loads as shares of "
+        f"The chat workload, fcfs, at most {SIM.max_running} running, lengths known; loads as shares of "
         "the capacity of continuous batching. Carried: the highest load at which the P95 of the end-to-end latency stays "
         f"under {WORSE:g} times that of continuous batching at load {LOADS[0]:g}. P95 in seconds. A static batch "
         "computes nothing for replies that have ended: it has no padding, and loses only the places.\n\n"
