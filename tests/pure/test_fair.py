@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
+from benchmarks.policies.backlogged import gaps, serve_backlogged
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
@@ -22,59 +21,22 @@ def run(policy: Policy, tenants: dict[str, int], num_steps: int) -> tuple[list[d
     """Each tenant keeps so many requests waiting. Returns the service each got until each step."""
     engine = small_engine(num_blocks=(120,), budget=32, max_running=6, max_queue=1000)
     engine.scheduler.policy = policy
-    rng = random.Random(3)
-    waiting, served, number = dict.fromkeys(tenants, 0), dict.fromkeys(tenants, 0.0), 0
-    owner: dict[str, tuple[str, int]] = {}
-    begun: set[str] = set()
-    history = []
-    for _ in range(num_steps):
-        for tenant, backlog in tenants.items():
-            while waiting[tenant] < backlog:
-                prompt = tuple(rng.randrange(1000) for _ in range(rng.randint(5, LONGEST)))
-                id = f"r{number}"
-                number += 1
-                engine.submit(
-                    Request(id, prompt, SamplingParams(max_tokens=rng.randint(2, MOST), seed=number), tenant=tenant)
-                )
-                owner[id] = (tenant, len(prompt))
-                waiting[tenant] += 1
-        events = engine.step()
-        engine.scheduler.check()
-        for sequence in engine.scheduler.state.running:
-            if sequence.request.id not in begun:
-                begun.add(sequence.request.id)
-                tenant, length = owner[sequence.request.id]
-                served[tenant] += INPUT_WEIGHT * length
-                waiting[tenant] -= 1
-        for event in events:
-            if event.request_id not in begun:  # admitted and ended within the step
-                begun.add(event.request_id)
-                tenant, length = owner[event.request_id]
-                served[tenant] += INPUT_WEIGHT * length
-                waiting[tenant] -= 1
-            served[owner[event.request_id][0]] += OUTPUT_WEIGHT * len(event.tokens)
-        history.append(dict(served))
+    history = serve_backlogged(
+        engine, tenants, num_steps, longest_prompt=LONGEST, longest_reply=MOST, each_step=engine.scheduler.check
+    )
     return history, engine
 
 
 BOUND = 2 * max(INPUT_WEIGHT * LONGEST, OUTPUT_WEIGHT * 6 * MOST)
 
 
-def gaps(history: list[dict[str, float]], weights: dict[str, float]) -> float:
-    return max(
-        max(now[name] / weight for name, weight in weights.items())
-        - min(now[name] / weight for name, weight in weights.items())
-        for now in history
-    )
-
-
 def test_backlogged_tenants_get_the_same_service() -> None:
     history, _ = run(Fair(FirstComeFirstServed()), {"a": 20, "b": 2}, 3000)
     total = sum(history[-1].values())
     assert total > 50 * BOUND
-    assert gaps(history, {"a": 1.0, "b": 1.0}) <= BOUND + 32 * OUTPUT_WEIGHT
+    assert max(gaps(history, {"a": 1.0, "b": 1.0})) <= BOUND + 32 * OUTPUT_WEIGHT
     first_come, _ = run(FirstComeFirstServed(), {"a": 20, "b": 2}, 3000)
-    assert gaps(first_come, {"a": 1.0, "b": 1.0}) > 10 * BOUND
+    assert max(gaps(first_come, {"a": 1.0, "b": 1.0})) > 10 * BOUND
     assert total >= 0.97 * sum(first_come[-1].values())
 
 

@@ -12,6 +12,7 @@ from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.errors import ConfigurationError
 from headrace.core.work import StepWork
+from headrace.engine.composition import SchedulingConfig
 from headrace.sim.build import SimConfig, build_sim
 from headrace.sim.generators import WORKLOADS, generate
 from headrace.sim.replay import Reply, replay
@@ -143,3 +144,28 @@ def test_the_prefix_tree_hits_what_the_mooncake_traces_share(name, rate):
     rows = read_trace(Path(folder) / f"mooncake_{name}.jsonl")
     hit, count = tree_hits(rows, num_distinct(rows))
     assert hit / count == pytest.approx(rate, abs=0.001)
+
+
+@pytest.mark.parametrize("predictor", ["bound", "oracle"])
+def test_hidden_lengths(predictor):
+    """Replies are as long as planned, and only the oracle knows it before.
+
+    It took the mapping, still empty when the engine is made, for none, and predicted the bound.
+    """
+    workload, lengths, most = chat(4, num_requests=60), {}, 300
+    engine, executor = build_sim(config(scheduling=SchedulingConfig(predictor=predictor)), Times(), lengths)
+    predicted: dict[str, float] = {}
+
+    def each_step():
+        engine.scheduler.check()
+        for sequence in engine.scheduler.state.running:
+            if not sequence.num_generated:
+                predicted[sequence.request.id] = engine.scheduler.state.ledger.expected(sequence)
+
+    replies = replay(
+        engine, executor, workload, each_step, lengths=lengths, max_tokens=most, stop_token=executor.stop_token
+    )
+    assert [len(reply.token_times_s) for reply in replies] == [reply.request.num_output for reply in replies]
+    assert predicted
+    known = [lengths[id] if predictor == "oracle" else most for id in predicted]
+    assert list(predicted.values()) == known

@@ -13,7 +13,8 @@ class OraclePredictor:
     where ends are ignored."""
 
     def __init__(self, lengths: Mapping[str, int] | None = None) -> None:
-        self._lengths = lengths or {}
+        # Not `or`: an empty mapping is filled by a replay later.
+        self._lengths: Mapping[str, int] = {} if lengths is None else lengths
 
     def predict(self, request: Request, bound: int) -> LengthPrediction:
         length = self._lengths.get(request.id, bound)

@@ -1,0 +1,78 @@
+"""Fairness: how far two backlogged tenants are apart, one of whom sends ten times as much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.peers.report import table
+from benchmarks.policies.backlogged import gaps, serve_backlogged
+from benchmarks.policies.lab import SIM, Plot, Progress, Section, scheduled, times
+from headrace.engine.policies.fair import INPUT_WEIGHT, OUTPUT_WEIGHT
+from headrace.sim.build import build_sim
+
+POOL_TOKENS = 4000
+LONGEST_PROMPT, LONGEST_REPLY = 256, 128
+BACKLOGS = {"heavy": 100, "light": 10}
+NUM_STEPS = 6000
+NUM_POINTS = 150
+
+
+def measure(traces: Path, progress: Progress) -> Section:
+    (group,) = SIM.groups
+    pool = replace(SIM, num_blocks=(POOL_TOKENS // group.block_size,), max_running=128, jumps=False)
+    bound = 2 * max(INPUT_WEIGHT * LONGEST_PROMPT, OUTPUT_WEIGHT * POOL_TOKENS)
+    curves, lines = {}, []
+    for policy in ("fair", "fcfs"):
+        progress(policy)
+        engine, executor = build_sim(replace(pool, scheduling=scheduled(policy)), times())
+        at: list[float] = []
+        clock = executor.clock
+        history = serve_backlogged(
+            engine,
+            BACKLOGS,
+            NUM_STEPS,
+            longest_prompt=LONGEST_PROMPT,
+            longest_reply=LONGEST_REPLY,
+            each_step=lambda at=at, clock=clock: at.append(clock.now()),
+        )
+        apart = gaps(history, dict.fromkeys(BACKLOGS, 1.0))
+        total = sum(history[-1].values())
+        lines.append(
+            (
+                policy,
+                f"{max(apart):,.0f}",
+                f"{max(apart) / bound:.2f}",
+                f"{history[-1]['light'] / total:.2f}",
+                f"{total / at[-1]:,.0f}",
+                f"{engine.stats().preemptions:,}",
+            )
+        )
+        stride = NUM_STEPS // NUM_POINTS
+        curves[policy] = (at[::stride], apart[::stride])
+    header = (
+        "policy",
+        "largest difference",
+        "of the bound",
+        "light tenant's share",
+        "weighted tokens/s",
+        "preemptions",
+    )
+    body = (
+        "### Fairness\n\n"
+        f"A cache of {POOL_TOKENS:,} tokens and two tenants who never stop waiting, one with ten times the backlog of "
+        f"the other ({BACKLOGS['heavy']} and {BACKLOGS['light']} requests); prompts of 5 to {LONGEST_PROMPT} tokens, "
+        f"replies of 2 to {LONGEST_REPLY}, {NUM_STEPS:,} steps. The difference of what they were served, in weighted "
+        f"tokens (prompt x {INPUT_WEIGHT:g} + generated x {OUTPUT_WEIGHT:g}); the bound of the paper, "
+        f"2 max(w_p L_in, w_q M), is {bound:,.0f}.\n\n{table(header, lines)}"
+    )
+    plot = Plot(
+        "policies-fairness",
+        "two backlogged tenants, one sending ten times as much",
+        "time, s",
+        "difference, weighted tokens",
+        curves,
+        {"bound": bound},
+        log_y=True,
+    )
+    return Section(body, (plot,))
