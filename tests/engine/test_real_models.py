@@ -49,8 +49,10 @@ def test_teacher_forced_logprobs(name, chunk, request):
         assert abs(top[best[0]] - best[1]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma"])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [("smollm2", 1), ("smollm2", 2), ("gemma", 1), pytest.param("gemma", 2, marks=pytest.mark.long)],
+)
 def test_all_prompts_together_in_a_small_pool(name, depth, request):
     """Nine prompts, and room for little more than the longest: preempted and resumed, each reads as it does alone."""
     loaded: Loaded = request.getfixturevalue(name)
