@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
-from headrace.engine.policies.fair import INPUT_WEIGHT, OUTPUT_WEIGHT
+from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
 
 Service = dict[str, float]
 """By tenant, in weighted tokens."""
@@ -33,7 +33,7 @@ def serve_backlogged(
     def begin(id: str) -> None:
         begun.add(id)
         tenant, length = owner[id]
-        served[tenant] += INPUT_WEIGHT * length
+        served[tenant] += PROMPT_WORK * length
         waiting[tenant] -= 1
 
     history = []
@@ -55,7 +55,7 @@ def serve_backlogged(
         for event in events:
             if event.request_id not in begun:  # admitted and ended within the step
                 begin(event.request_id)
-            served[owner[event.request_id][0]] += OUTPUT_WEIGHT * len(event.tokens)
+            served[owner[event.request_id][0]] += GENERATED_WORK * len(event.tokens)
         history.append(dict(served))
     return history
 

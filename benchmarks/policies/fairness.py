@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.report import table
 from benchmarks.policies.backlogged import gaps, serve_backlogged
 from benchmarks.policies.lab import SIM, Plot, Progress, Section, scheduled, times
-from headrace.engine.policies.fair import INPUT_WEIGHT, OUTPUT_WEIGHT
+from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
 from headrace.sim.build import build_sim
 
 POOL_TOKENS = 4000
@@ -21,7 +21,7 @@ NUM_POINTS = 150
 def measure(traces: Path, progress: Progress) -> Section:
     (group,) = SIM.groups
     pool = replace(SIM, num_blocks=(POOL_TOKENS // group.block_size,), max_running=128, jumps=False)
-    bound = 2 * max(INPUT_WEIGHT * LONGEST_PROMPT, OUTPUT_WEIGHT * POOL_TOKENS)
+    bound = 2 * max(PROMPT_WORK * LONGEST_PROMPT, GENERATED_WORK * POOL_TOKENS)
     curves, lines = {}, []
     for policy in ("fair", "fcfs"):
         progress(policy)
@@ -63,7 +63,7 @@ def measure(traces: Path, progress: Progress) -> Section:
         f"A cache of {POOL_TOKENS:,} tokens and two tenants who never stop waiting, one with ten times the backlog of "
         f"the other ({BACKLOGS['heavy']} and {BACKLOGS['light']} requests); prompts of 5 to {LONGEST_PROMPT} tokens, "
         f"replies of 2 to {LONGEST_REPLY}, {NUM_STEPS:,} steps. The difference of what they were served, in weighted "
-        f"tokens (prompt x {INPUT_WEIGHT:g} + generated x {OUTPUT_WEIGHT:g}); the bound of the paper, "
+        f"tokens (prompt x {PROMPT_WORK:g} + generated x {GENERATED_WORK:g}); the bound of the paper, "
         f"2 max(w_p L_in, w_q M), is {bound:,.0f}.\n\n{table(header, lines)}"
     )
     plot = Plot(

@@ -11,6 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.bench.options import (
+    GeneratedWorkload,
+    LengthScale,
+    OutputTokens,
+    Prefixes,
+    PrefixTokens,
+    PromptTokens,
+    Rate,
+    Requests,
+    SloTpot,
+    SloTtft,
+    Think,
+    Trace,
+    Turns,
+    TurnTokens,
+    Zipf,
+)
 from headrace.models.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -38,30 +55,24 @@ def bench(
     preset: Annotated[
         str | None, typer.Option(help="A load of the tables: prompt, decode, http-128-64 or shared-prefix.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests per round; of a trace, its first ones.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a (first) prompt.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply.")] = 64,
-    prefix_tokens: Annotated[int, typer.Option(min=0, help="Of the prompt, in common with other requests.")] = 0,
-    prefixes: Annotated[int, typer.Option(min=1, help="Different common prefixes.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="Requests per conversation; each resends the history.")] = 1,
-    turn_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a later turn.")] = 32,
-    think: Annotated[float, typer.Option(min=0, help="Seconds before a later turn.")] = 0.0,
+    requests: Requests = None,
+    prompt_tokens: PromptTokens = 128,
+    output_tokens: OutputTokens = 64,
+    prefix_tokens: PrefixTokens = 0,
+    prefixes: Prefixes = 1,
+    turns: Turns = 1,
+    turn_tokens: TurnTokens = 32,
+    think: Think = 0.0,
     tenants: Annotated[int, typer.Option(min=0, help="Tenants (in process, and as `user` over HTTP).")] = 0,
-    zipf: Annotated[float, typer.Option(min=0, help="Skew of the tenants' shares.")] = 1.1,
+    zipf: Zipf = 1.1,
     concurrency: Annotated[
         str | None, typer.Option(help="Closed loop: requests in flight, such as 8 or 1,8,16. The default is 1.")
     ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Open loop: Poisson arrivals per second, such as 2 or 1,2,4.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Open loop: an Azure CSV or a Mooncake JSONL.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(help="Generated: chat or code (with --rate, and --length-scale 0.125 say).")
-    ] = None,
+    rate: Rate = None,
+    trace: Trace = None,
+    workload: GeneratedWorkload = None,
     time_scale: Annotated[float, typer.Option(help="Of a trace: multiplies times; 0.5 is twice as fast.")] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Of a trace or --workload: multiplies lengths.")] = 1.0,
+    length_scale: LengthScale = 1.0,
     warmup: Annotated[int | None, typer.Option(min=0, help="Requests before the first round, not counted.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times all targets are measured, in turn; medians are told.")] = 1,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
@@ -77,8 +88,8 @@ def bench(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Ask servers for all --output-tokens.")] = True,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one reply.")] = 600.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="Goodput: time to first token.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="Goodput: mean time per token after it.")] = None,
+    slo_ttft_ms: SloTtft = None,
+    slo_tpot_ms: SloTpot = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write everything here; - for standard output.")
     ] = None,

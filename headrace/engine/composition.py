@@ -34,6 +34,7 @@ from headrace.engine.predict.history import HistoryPredictor
 from headrace.engine.predict.noise import NoisyPredictor
 from headrace.engine.predict.oracle import OraclePredictor
 from headrace.engine.scheduler import Scheduler
+from headrace.engine.speculative.speculation import Speculation
 from headrace.engine.state import EngineState
 from headrace.memory.manager import MemoryManager
 
@@ -198,6 +199,7 @@ def make_scheduler(
     *,
     cost: StepCost | None = None,
     lengths: Mapping[str, int] | None = None,
+    speculation: Speculation | None = None,
 ) -> Scheduler:
     """`cost`: of steps; None: the paced budget's own measurements, and a fixed one has none. `lengths`: see
     `make_predictor`. Raises `ConfigurationError` where something is asked for that needs costs and there are none."""
@@ -216,4 +218,5 @@ def make_scheduler(
     state = EngineState(memory, Ledger(make_predictor(config, lengths), cost))
     gates = make_gates(config, limits.max_running)
     lateness = Lateness() if config.drop_late else None
-    return Scheduler(state, make_policy(config, state), gates, budget, limits, lateness=lateness)
+    policy = make_policy(config, state)
+    return Scheduler(state, policy, gates, budget, limits, lateness=lateness, speculation=speculation)

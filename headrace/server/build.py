@@ -222,9 +222,8 @@ def compose(
     if capacity < context_length:
         log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
     limits = Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size)
-    scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens)
-    if config.speculate is not None:
-        scheduler.speculation = Speculation(DRAFTERS[config.speculate]())
+    speculation = None if config.speculate is None else Speculation(DRAFTERS[config.speculate]())
+    scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens, speculation=speculation)
     executor: Executor = (
         NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
         if isinstance(backend, NativeModel)

@@ -8,8 +8,9 @@ from benchmarks.policies.backlogged import gaps, serve_backlogged
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
+from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
 from headrace.engine.policies import Policy
-from headrace.engine.policies.fair import INPUT_WEIGHT, OUTPUT_WEIGHT, Fair
+from headrace.engine.policies.fair import Fair
 from headrace.engine.policies.fcfs import FirstComeFirstServed
 
 from .build import small_engine
@@ -27,14 +28,14 @@ def run(policy: Policy, tenants: dict[str, int], num_steps: int) -> tuple[list[d
     return history, engine
 
 
-BOUND = 2 * max(INPUT_WEIGHT * LONGEST, OUTPUT_WEIGHT * 6 * MOST)
+BOUND = 2 * max(PROMPT_WORK * LONGEST, GENERATED_WORK * 6 * MOST)
 
 
 def test_backlogged_tenants_get_the_same_service() -> None:
     history, _ = run(Fair(FirstComeFirstServed()), {"a": 20, "b": 2}, 3000)
     total = sum(history[-1].values())
     assert total > 50 * BOUND
-    assert max(gaps(history, {"a": 1.0, "b": 1.0})) <= BOUND + 32 * OUTPUT_WEIGHT
+    assert max(gaps(history, {"a": 1.0, "b": 1.0})) <= BOUND + 32 * GENERATED_WORK
     first_come, _ = run(FirstComeFirstServed(), {"a": 20, "b": 2}, 3000)
     assert max(gaps(first_come, {"a": 1.0, "b": 1.0})) > 10 * BOUND
     assert total >= 0.97 * sum(first_come[-1].values())

@@ -89,8 +89,9 @@ class Setup:
             max_running=min(self.max_running, self.budget),
             vocab_size=VOCABULARY,
         )
-        scheduler = make_scheduler(self.scheduling, memory, limits, self.budget, cost=LinearCost())
-        scheduler.speculation = self.speculation()
+        scheduler = make_scheduler(
+            self.scheduling, memory, limits, self.budget, cost=LinearCost(), speculation=self.speculation()
+        )
         gates = scheduler.gates
         gates._gates = tuple(prefix_gate if isinstance(gate, PrefixGate) else gate for gate in gates._gates)
         executor = CheckingExecutor(groups)

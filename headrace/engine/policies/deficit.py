@@ -15,20 +15,18 @@ import math
 from collections.abc import Iterator, Mapping
 
 from headrace.core.sequence import Sequence, Status
-from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
-from headrace.engine.policies import MAX_SKIPS, Around, Policy
+from headrace.engine.policies import MAX_SKIPS, Policy
+from headrace.engine.policies.tenants import BetweenTenants
 from headrace.engine.queue import SequenceQueue, WaitingQueue
 
 QUANTUM = 2048.0
 
 
-class DeficitFair(Around):
+class DeficitFair(BetweenTenants):
     """With one tenant waiting it is the inner policy."""
 
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None, quantum: float = QUANTUM) -> None:
-        """`weights`: of tenants; 1 where none is given."""
-        super().__init__(inner)
-        self._weights = dict(weights or {})
+        super().__init__(inner, weights)
         self._quantum = quantum
         self.accounts: dict[str, float] = {}
         """Tenant -> service units per weight that it may still have."""
@@ -59,13 +57,8 @@ class DeficitFair(Around):
         self.inner.served(sequence, num_prompt, num_generated)
         if not sequence.request.is_batch:  # which gets what others left: it takes nothing from anybody
             tenant = sequence.request.tenant
-            service = PROMPT_WORK * num_prompt + GENERATED_WORK * num_generated
-            self.accounts[tenant] = self.accounts.get(tenant, 0.0) - service / self._weights.get(tenant, 1.0)
-
-    def displaces(self, sequence: Sequence, victim: Sequence, now: float) -> bool:
-        """Only its own tenant's: what a tenant gives up is not another's to take."""
-        same = sequence.request.tenant == victim.request.tenant
-        return same and self.inner.displaces(sequence, victim, now)
+            service = self._service(tenant, num_prompt, num_generated)
+            self.accounts[tenant] = self.accounts.get(tenant, 0.0) - service
 
     def _of(self, turn: list[str], waiting: WaitingQueue, limit: int) -> Iterator[Sequence]:
         """The tenants' first sequences in the inner order, and those of tenants too far behind to be among them."""

@@ -1,10 +1,10 @@
 """Fairness between tenants: Virtual Token Counters (Sheng et al., "Fairness in Serving Large Language Models", 2024).
 
-Each tenant has a counter of the service it got: `INPUT_WEIGHT` per prompt token computed for it, at admission, and
-`OUTPUT_WEIGHT` per generated token, divided by the tenant's weight. The tenant with the smallest counter is next; its
+Each tenant has a counter of the service it got: `PROMPT_WORK` per prompt token computed for it, at admission, and
+`GENERATED_WORK` per generated token, divided by the tenant's weight. The tenant with the smallest counter is next; its
 requests come in the order of the inner policy. A tenant that begins to wait after a pause starts no lower than those
 who wait, so that nobody saves up. While two tenants have requests waiting, the service they got differs by at most
-2 max(INPUT_WEIGHT x longest prompt, OUTPUT_WEIGHT x tokens of all places) over their weights.
+2 max(PROMPT_WORK x longest prompt, GENERATED_WORK x tokens of all places) over their weights.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from headrace.core.sequence import Sequence, Status
-from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
-from headrace.engine.policies import MAX_SKIPS, Around, Policy
+from headrace.engine.policies import MAX_SKIPS, Policy
+from headrace.engine.policies.tenants import BetweenTenants
 from headrace.engine.queue import SequenceQueue, WaitingQueue
 
-INPUT_WEIGHT, OUTPUT_WEIGHT = PROMPT_WORK, GENERATED_WORK
 
-
-class Fair(Around):
+class Fair(BetweenTenants):
     """Around any policy. As long as there is one tenant, it is that policy and counts nothing."""
 
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None) -> None:
-        """`weights`: of tenants; 1 where none is given."""
-        super().__init__(inner)
+        super().__init__(inner, weights)
         self.is_steady = inner.is_steady
-        self._weights = dict(weights or {})
         self.counters: dict[str, float] = {}
         """Tenant -> weighted service so far."""
 
@@ -77,15 +73,8 @@ class Fair(Around):
         if len(self.counters) == 1:  # nobody to compare with, and whoever comes next starts no lower
             return
         tenant = sequence.request.tenant
-        service = INPUT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_generated
-        self.counters[tenant] = self._last_served = self.counters.get(tenant, 0.0) + service / self._weights.get(
-            tenant, 1.0
-        )
-
-    def displaces(self, sequence: Sequence, victim: Sequence, now: float) -> bool:
-        """Only its own tenant's: what a tenant gives up is not another's to take."""
-        same = sequence.request.tenant == victim.request.tenant
-        return same and self.inner.displaces(sequence, victim, now)
+        service = self._service(tenant, num_prompt, num_generated)
+        self.counters[tenant] = self._last_served = self.counters.get(tenant, 0.0) + service
 
     _last_served = 0.0
     """The counter that moved last."""
