@@ -21,6 +21,7 @@ from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.budget import FixedBudget, PacedBudget, TokenBudget
 from headrace.engine.composition import SchedulingConfig, make_gates
+from headrace.engine.costs import StepCosts
 from headrace.engine.engine import Engine
 from headrace.server.build import ServeConfig, build
 
@@ -35,7 +36,7 @@ TARGET_S = 0.04
 @dataclass
 class Variant:
     name: str
-    budget: Callable[[], TokenBudget]
+    budget: Callable[[StepCosts], TokenBudget]
     batching: str = "continuous"
     gaps_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Variant:
 
 def measure(engine: Engine, variant: Variant, seconds: float, draw: random.Random, vocab_size: int) -> None:
     """One round. A prompt always waits behind the one that is read."""
-    engine.scheduler.budget = variant.budget()
+    engine.scheduler.budget = variant.budget(engine.scheduler.state.ledger.costs)
     engine.scheduler.gates = make_gates(SchedulingConfig(batching=variant.batching), MAX_RUNNING)
     number = draw.getrandbits(60)
     engine.submit(Request(f"victim {number}", (1, 2, 3, number % 997), SamplingParams(max_tokens=VICTIM_TOKENS)))
@@ -96,10 +97,10 @@ def main() -> None:
     with console.status("loading"):
         deployment = build(ServeConfig(kv_memory_bytes=1 << 30, max_running=MAX_RUNNING, max_step_tokens=MAX_STEP))
     variants = [
-        Variant(f"paced, {1e3 * TARGET_S:.0f} ms", lambda: PacedBudget(MAX_STEP, TARGET_S)),
-        Variant(f"paced, {PacedBudget.STRETCH:g}x", lambda: PacedBudget(MAX_STEP)),
-        Variant("unlimited", lambda: FixedBudget(MAX_STEP)),
-        Variant("prefill first", lambda: FixedBudget(MAX_STEP), "two-queues"),
+        Variant(f"paced, {1e3 * TARGET_S:.0f} ms", lambda costs: PacedBudget(MAX_STEP, costs, TARGET_S)),
+        Variant(f"paced, {PacedBudget.STRETCH:g}x", lambda costs: PacedBudget(MAX_STEP, costs)),
+        Variant("unlimited", lambda costs: FixedBudget(MAX_STEP)),
+        Variant("prefill first", lambda costs: FixedBudget(MAX_STEP), "two-queues"),
     ]
     draw, loads = random.Random(0), []
     for _ in range(options.rounds):
