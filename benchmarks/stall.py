@@ -102,19 +102,30 @@ def main() -> None:
         Variant("unlimited", lambda costs: FixedBudget(MAX_STEP)),
         Variant("prefill first", lambda costs: FixedBudget(MAX_STEP), "two-queues"),
     ]
-    draw, loads = random.Random(0), []
+    draw, loads, begin_s, stolen_s = random.Random(0), [], time.perf_counter(), stolen()
     for _ in range(options.rounds):
         for variant in variants:
             loads.append(os.getloadavg()[0])
             measure(deployment.engine, variant, options.seconds, draw, deployment.vocab_size)
             console.print(f"{variant.name}: P99 {1e3 * variant.gap_s(0.99):.0f} ms, {variant.rates[-1]:.0f} tokens/s")
-    body = report(variants, options.rounds, options.seconds, loads)
+    share = (stolen() - stolen_s) / (time.perf_counter() - begin_s) / (os.cpu_count() or 1)
+    body = report(variants, options.rounds, options.seconds, loads, share)
     print(body)
     if options.write:
         PAGE.write_text(replace_section(PAGE.read_text("utf-8"), "stall", body), "utf-8")
 
 
-def report(variants: list[Variant], num_rounds: int, seconds: float, loads: list[float]) -> str:
+def stolen() -> float:
+    """Seconds of processor time that a virtual machine's host has given to others since its start, all cores; 0 where
+    the system does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return 0.0
+
+
+def report(variants: list[Variant], num_rounds: int, seconds: float, loads: list[float], stolen_share: float) -> str:
     unlimited = statistics.median(next(v for v in variants if v.name == "unlimited").rates)
     rows = []
     for variant in variants:
@@ -135,7 +146,8 @@ def report(variants: list[Variant], num_rounds: int, seconds: float, loads: list
         "## A stream beside long prompts\n\n"
         f"Made by `python -m benchmarks.stall` on {time.strftime('%Y-%m-%d')}: SmolLM2-135M-Instruct Q4_1 in process, "
         f"one reply streams while prompts of {PROMPT} tokens keep arriving, {seconds:.0f} s of each, {num_rounds} "
-        f"round{'s' if num_rounds > 1 else ''} in turn; load of the machine {min(loads):.1f} to {max(loads):.1f}. "
+        f"round{'s' if num_rounds > 1 else ''} in turn; load of the machine {min(loads):.1f} to {max(loads):.1f}, "
+        f"{100 * stolen_share:.1f} % of its processor time taken by its host. "
         f"Wanted: P99 at most 1.25x the target, the largest gap at most 2x, prompts at least 0.80x of unlimited."
         f"\n\n{table(heads, rows)}"
     )
