@@ -186,7 +186,7 @@ def row_costs(stream: Stream, num_rounds: int) -> str:
 def rates(stream: Stream, num_rounds: int, console: Console) -> str:
     deployment = stream.deployment
     assert deployment.template is not None
-    speculation = Speculation(PromptLookup())
+    speculation = Speculation(PromptLookup(), deployment.engine.scheduler.state.ledger.costs)
     rows = []
     for kind, temperature in KINDS:
         prompts = [

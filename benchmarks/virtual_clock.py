@@ -84,7 +84,7 @@ class Clocked:
     def launch(self, plan: StepPlan) -> Finished:
         begin_s = self._clock.now()
         result = self._executor.launch(plan).result()
-        return Finished(replace(result, compute_s=self._clock.now() - begin_s))
+        return Finished(result._replace(compute_s=self._clock.now() - begin_s))
 
 
 @dataclass

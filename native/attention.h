@@ -51,9 +51,14 @@ HR_INLINE V load_kv(const float* p) { return load(p); }
 
 // --------------------------------------------------------------------------------------------------------- the cache
 
-HR_INLINE size_t unit_index(const AttentionCache& cache, const int32_t* table, int32_t position) {
+struct Unit {
+    size_t block_at;  // bytes from block 0
+    int32_t inside;   // units from the block's first
+};
+
+HR_INLINE Unit unit_of(const AttentionCache& cache, const int32_t* table, int32_t position) {
     const int32_t block = position / cache.block_size, inside = position % cache.block_size / UNIT;
-    return (size_t)table[block] * (cache.block_size / UNIT) + inside;
+    return {(size_t)table[block] * cache.stride, inside};
 }
 
 HR_INLINE int32_t stored_value_width(const AttentionCache& cache) {
@@ -61,13 +66,15 @@ HR_INLINE int32_t stored_value_width(const AttentionCache& cache) {
 }
 
 template <typename T>
-HR_INLINE const T* key_unit(const AttentionCache& cache, size_t unit, int32_t kv_head) {
-    return (const T*)cache.keys + (unit * cache.kv_heads + kv_head) * cache.key_width * UNIT;
+HR_INLINE const T* key_unit(const AttentionCache& cache, Unit unit, int32_t kv_head) {
+    const T* const block = (const T*)(cache.keys + unit.block_at);
+    return block + ((size_t)unit.inside * cache.kv_heads + kv_head) * cache.key_width * UNIT;
 }
 
 template <typename T>
-HR_INLINE const T* value_unit(const AttentionCache& cache, size_t unit, int32_t kv_head) {
-    return (const T*)cache.values + (unit * cache.kv_heads + kv_head) * stored_value_width(cache) * UNIT;
+HR_INLINE const T* value_unit(const AttentionCache& cache, Unit unit, int32_t kv_head) {
+    const T* const block = (const T*)(cache.values + unit.block_at);
+    return block + ((size_t)unit.inside * cache.kv_heads + kv_head) * stored_value_width(cache) * UNIT;
 }
 
 // What the cache holds is finite: an infinity or NaN would reach whoever is given the block next.
@@ -88,7 +95,7 @@ static void store_row(T* to, size_t step, const float* from, int32_t width) {  /
 
 template <typename T>
 static void store_kv_as(const AttentionCache& cache, const int32_t* table, int32_t slot, const float* k, const float* v) {
-    const size_t unit = unit_index(cache, table, slot);
+    const Unit unit = unit_of(cache, table, slot);
     const int32_t inside = slot % UNIT, value_width = stored_value_width(cache);
     if (!cache.value_width) v = k;
     for (int32_t head = 0; head < cache.kv_heads; ++head) {
@@ -391,7 +398,7 @@ static void gather_path(const AttendCall& call, int32_t query, int32_t chunk_sta
     if (keys) memset(keys, 0, (size_t)units * UNIT * kw * sizeof(T));
     if (values) memset(values, 0, (size_t)units * UNIT * vw * sizeof(T));
     const auto copy = [&](int32_t slot, int32_t position) {
-        const size_t unit = unit_index(cache, call.span.table, slot);
+        const Unit unit = unit_of(cache, call.span.table, slot);
         const int32_t place = position - chunk_start - from;
         if (keys) {
             const T* k = key_unit<T>(cache, unit, call.kv_head) + slot % UNIT;
@@ -437,14 +444,14 @@ static bool attend_tile(const AttendCall& call, int32_t chunk, int32_t row, int3
     const T* const* const keys = units;
     const T* const* const values = units + shared_units;
     for (int32_t u = 0; u < shared_units; ++u) {
-        const size_t unit = unit_index(call.cache, call.span.table, base + (first_unit + u) * UNIT);
+        const Unit unit = unit_of(call.cache, call.span.table, base + (first_unit + u) * UNIT);
         units[u] = key_unit<T>(call.cache, unit, call.kv_head);
         units[shared_units + u] = value_unit<T>(call.cache, unit, call.kv_head);
     }
     for (int32_t u = 0; u < LOOKAHEAD && shared_units; ++u) {
         const int32_t position = base + (shared_end + u) * UNIT;
         const bool is_there = position < call.span.start + call.span.count;
-        const size_t unit = is_there ? unit_index(call.cache, call.span.table, position) : 0;
+        const Unit unit = is_there ? unit_of(call.cache, call.span.table, position) : Unit{};
         units[2 * shared_units + u] = is_there ? key_unit<T>(call.cache, unit, call.kv_head) : units[0];
     }
     const float* q = scratch.q + (size_t)row * shape.key_width;

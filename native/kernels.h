@@ -49,9 +49,11 @@ struct Epilogue {
 // other: keys [unit][kv_head][key_width][16] (transposed: lanes over positions), values [unit][kv_head][16][value_width].
 // `value_width` 0: values are the first numbers of the keys (latent attention); such keys are kept
 // [unit][kv_head][16][key_width] as well, in `values`. Starts zeroed; stored numbers are made finite (see attention.h).
+// Keys and values of block b are b * `stride` bytes from those of block 0.
 struct AttentionCache {
-    void* keys;
-    void* values;
+    uint8_t* keys;
+    uint8_t* values;
+    size_t stride;
     bool is_f16;  // else float32
     int32_t kv_heads, key_width, value_width, block_size;
 };

@@ -87,24 +87,25 @@ int Model::add_vector(const float* values, size_t count) {
 
 int Model::add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
                      int32_t value_width) {
-    const size_t element = is_f16 ? 2 : 4;
-    const int32_t stored_value_width = value_width ? value_width : key_width;  // latent keys are kept both ways
-    CacheBytes bytes;
-    bytes.group = group;
-    bytes.key_block_bytes = element * block_size * kv_heads * key_width;
-    bytes.value_block_bytes = element * block_size * kv_heads * stored_value_width;
-    bytes.keys = std::make_unique<Bytes>(bytes.key_block_bytes * num_blocks);
-    bytes.values = std::make_unique<Bytes>(bytes.value_block_bytes * num_blocks);
+    if ((int)groups_.size() <= group) groups_.resize(group + 1);
+    GroupBlocks& blocks = groups_[group];
+    blocks.num_blocks = num_blocks;
+    const auto add = [&](int32_t width) {
+        constexpr size_t LINE = 64;
+        const size_t at = blocks.block_bytes, size = (is_f16 ? 2 : 4) * (size_t)block_size * kv_heads * width;
+        blocks.block_bytes += (size + LINE - 1) / LINE * LINE;
+        return at;
+    };
+    const size_t keys_at = add(key_width);
+    const size_t values_at = add(value_width ? value_width : key_width);  // latent keys are kept both ways
+    cache_places_.push_back({group, keys_at, values_at});
     AttentionCache cache{};
-    cache.keys = bytes.keys->data();
-    cache.values = bytes.values->data();
     cache.is_f16 = is_f16;
     cache.kv_heads = kv_heads;
     cache.key_width = key_width;
     cache.value_width = value_width;
     cache.block_size = block_size;
     caches_.push_back(cache);
-    cache_bytes_.push_back(std::move(bytes));
     return (int)caches_.size() - 1;
 }
 
@@ -115,6 +116,20 @@ int Model::add_state(int group, int32_t num_blocks, int64_t size) {
 
 void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile) {
     rows_per_tile_ = rows_per_tile;
+    for (GroupBlocks& blocks : groups_) {
+        // A chunk's keys come from many blocks: at the same place of a page each, they would share half of the first
+        // cache's sets. Small blocks are left alone, for the padding would be much of them.
+        constexpr size_t PAGE = 4096, OFFSET = 2112, LARGE = 64 << 10;
+        if (blocks.block_bytes >= LARGE) blocks.block_bytes += (PAGE + OFFSET - blocks.block_bytes % PAGE) % PAGE;
+        blocks.bytes = std::make_unique<Bytes>(blocks.block_bytes * blocks.num_blocks);
+    }
+    for (size_t i = 0; i < caches_.size(); ++i) {
+        const CachePlace& place = cache_places_[i];
+        uint8_t* const data = groups_[place.group].bytes->data();
+        caches_[i].keys = data + place.keys_at;
+        caches_[i].values = data + place.values_at;
+        caches_[i].stride = groups_[place.group].block_bytes;
+    }
     trunk_arena_ = std::make_unique<Bytes>(sizeof(float) * trunk_width * max_tokens_);
     head_arena_ = std::make_unique<Bytes>(sizeof(float) * head_width * rows_per_tile);
     for (int thread = 0; thread < pool_.size(); ++thread)
@@ -283,12 +298,10 @@ void Model::read_out(const Readouts& r, int32_t readout, const float* logits, Sc
 }
 
 void Model::copy_block(int group, int32_t source, int32_t target) {
-    for (auto& bytes : cache_bytes_) {
-        if (bytes.group != group) continue;
-        memcpy(bytes.keys->data() + bytes.key_block_bytes * target, bytes.keys->data() + bytes.key_block_bytes * source,
-               bytes.key_block_bytes);
-        memcpy(bytes.values->data() + bytes.value_block_bytes * target,
-               bytes.values->data() + bytes.value_block_bytes * source, bytes.value_block_bytes);
+    if (group < (int)groups_.size()) {
+        const GroupBlocks& blocks = groups_[group];
+        uint8_t* const data = blocks.bytes->data();
+        memcpy(data + blocks.block_bytes * target, data + blocks.block_bytes * source, blocks.block_bytes);
     }
     for (auto& state : states_)
         if (state.group == group) {
@@ -302,7 +315,7 @@ std::vector<Model::OpTime> Model::op_times() const { return times_; }
 void Model::touch_cache(size_t most_bytes, bool only_when_quiet) const {
     constexpr size_t PIECE = 2 << 20;  // a huge page
     std::vector<const Bytes*> arrays;
-    for (const auto& bytes : cache_bytes_) arrays.insert(arrays.end(), {bytes.keys.get(), bytes.values.get()});
+    for (const GroupBlocks& blocks : groups_) arrays.push_back(blocks.bytes.get());
     for (const auto& state : states_) arrays.push_back(state.bytes.get());
     size_t total = 0;
     bool is_left = true;

@@ -185,10 +185,16 @@ public:
     void need_parts(size_t count) { parts_->get(count); }
 
 private:
-    struct CacheBytes {
-        std::unique_ptr<Bytes> keys, values;
+    // The blocks of a cache group, each with the keys and values of all its ops: so that a huge page, given at its first
+    // touch, holds a few blocks, and not thousands of one op's. (60 such pages due at once made a step wait 0.4 s.)
+    struct GroupBlocks {
+        std::unique_ptr<Bytes> bytes;  // allocated by `finish`
+        size_t block_bytes = 0;
+        int32_t num_blocks = 0;
+    };
+    struct CachePlace {
         int group;
-        size_t key_block_bytes, value_block_bytes;
+        size_t keys_at, values_at;  // in a block
     };
     struct State {
         std::unique_ptr<Bytes> bytes;
@@ -209,7 +215,8 @@ private:
     Shelf packed_;
     std::vector<std::vector<float>> vectors_;
     std::vector<AttentionCache> caches_;
-    std::vector<CacheBytes> cache_bytes_;
+    std::vector<CachePlace> cache_places_;  // parallel to `caches_`
+    std::vector<GroupBlocks> groups_;
     std::vector<State> states_;
     std::vector<std::unique_ptr<Op>> trunk_, head_;
     std::unique_ptr<Bytes> trunk_arena_, head_arena_;

@@ -51,12 +51,14 @@ class BatchInputs:
         `previous_tokens`: see `with_previous`; not needed when no token is in flight.
         """
         spans, tables, starts = array("i"), array("i"), array("i")
-        for span in plan.spans:
+        for span in plan.spans:  # once, for there are many and none is in the processor's caches
             spans.extend((span.start, span.count, span.first_row))
-        for of_group in zip(*[span.tables for span in plan.spans], strict=True):
-            for table in of_group:
+            starts.append(len(tables))
+            tables.extend(span.tables[0])
+        for group in range(1, len(plan.spans[0].tables)) if plan.spans else ():
+            for span in plan.spans:
                 starts.append(len(tables))
-                tables.extend(table)
+                tables.extend(span.tables[group])
         inputs = cls(
             token_ids=_array(plan.token_ids),
             positions=_array(plan.positions),

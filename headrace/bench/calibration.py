@@ -22,7 +22,6 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.work import StepWork
 from headrace.engine.budget import FixedBudget
 from headrace.engine.engine import Engine
-from headrace.models.fetch import cache_root
 from headrace.server import system
 from headrace.server.build import Deployment, ServeConfig
 
@@ -217,14 +216,6 @@ def table(model: CostModel, measured: Sequence[Measured]) -> list[Row]:
         )
         for load in order
     ]
-
-
-def cost_model_path(config: ServeConfig) -> Path:
-    """In the user's cache: one per model, threads and instruction set."""
-    threads = config.threads or system.usable_cores()[0]
-    isa = config.isa or _native.isas()[0]
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.model)
-    return cache_root().parent / "cost" / f"{name}-{threads}t-{isa}-{config.kv_format}.json"
 
 
 def about(config: ServeConfig, deployment: Deployment) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def calibrate(
     from headrace.core.cost_model import FEATURES  # noqa: PLC0415
     from headrace.server.build import ServeConfig, build  # noqa: PLC0415
     from headrace.server.serve import settle_interpreter  # noqa: PLC0415
+    from headrace.server.step_costs import cost_model_path  # noqa: PLC0415
 
     with friendly_errors():
         config = ServeConfig(model=model, threads=threads, isa=isa)
@@ -78,7 +79,7 @@ def calibrate(
         for name, coefficient in zip(FEATURES, fitted.coefficients, strict=True):
             console.print(f"{1e3 * coefficient:9.4f} ms per {name}", highlight=False)
         console.print(f"mean absolute error over the kinds of steps: {100 * sum(errors) / len(errors):.1f} %")
-        path = output or calibration.cost_model_path(config)
+        path = output or cost_model_path(config)
         calibration.save(path, config, deployment, fitted)
         console.print(f"saved to {path}", highlight=False)
 
@@ -147,7 +148,6 @@ def simulate(
 def _simulate(given: Mapping[str, Any]) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from headrace.bench.calibration import cost_model_path  # noqa: PLC0415
     from headrace.bench.command import points_of, progress_bar  # noqa: PLC0415
     from headrace.bench.machine import inspect_machine  # noqa: PLC0415
     from headrace.bench.report import Objectives  # noqa: PLC0415
@@ -157,6 +157,7 @@ def _simulate(given: Mapping[str, Any]) -> None:
     from headrace.core.cost_model import load_cost_model  # noqa: PLC0415
     from headrace.core.errors import ConfigurationError  # noqa: PLC0415
     from headrace.server.build import ServeConfig  # noqa: PLC0415
+    from headrace.server.step_costs import cost_model_path  # noqa: PLC0415
 
     path = given["cost_model"]
     if path is None:

@@ -38,7 +38,7 @@ FEATURES = (
 )
 NUM = len(FEATURES)
 REFIT_EVERY = 64  # observations
-SWEEPS = 50
+SWEEPS = 20
 """Of a fit between observations: it starts from the one before."""
 MANY_SWEEPS = 5000
 FORGET = 0.9995
@@ -117,10 +117,11 @@ class CostModel:
             total = step + row_low * low + row_middle * (high - low) + row_high * (rows - high)
         return total + stream * streams + prompt_each * prompts + (key * keys + pair * pairs) / 1000
 
-    def observe(self, work: StepWork, seconds: float) -> None:
-        """A step has taken so long. Times that are not above zero are ignored."""
+    def observe(self, work: StepWork, seconds: float) -> bool:
+        """A step has taken so long. Times that are not above zero are ignored. True: the coefficients have changed,
+        which they do at every step in the beginning and with every `REFIT_EVERY`th in the end."""
         if seconds <= 0:
-            return
+            return False
         if self.num_observed:
             kind = region(work)
             error = self._errors.get(kind)
@@ -131,8 +132,10 @@ class CostModel:
         self._add(features(work), seconds, self._weight)
         self.num_observed += 1
         self._num_unfitted += 1
-        if self._num_unfitted >= min(REFIT_EVERY, self.num_observed):
-            self.fit(SWEEPS)
+        if self._num_unfitted < min(REFIT_EVERY, 1 + self.num_observed // 4):
+            return False
+        self.fit(SWEEPS)
+        return True
 
     def errors(self) -> dict[str, tuple[float, int]]:
         """Region -> (mean absolute relative error of predictions made before their step was seen, their number)."""

@@ -50,15 +50,6 @@ class LengthPredictor(Protocol):
         ...
 
 
-class StepCost(Protocol):
-    """A cost model of steps."""
-
-    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
-        """Of a step that computes `num_prompt` prompt tokens beside one token for each of `num_streams` sequences, all
-        of which together read `context` cached tokens. 0 as long as nothing is known."""
-        ...
-
-
 class Drafter(Protocol):
     """Guesses how sequences go on. A wrong guess costs time and never changes a token."""
 

@@ -25,13 +25,11 @@ class EarlierStep(NamedTuple):
 
     tokens: list[int]
     """Parallel to the plan's readouts."""
-    compute_s: float
     end_s: float
     """When it ended, on the engine's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """Parallel to the plan's readouts. SAMPLE: the token sampled; SCORE: the target."""
 
     tokens: list[int]

@@ -51,6 +51,7 @@ class Sequence:
         "arrival_s",
         "choice",
         "id",
+        "is_plain",
         "last",
         "limit",
         "matcher",
@@ -65,8 +66,10 @@ class Sequence:
         "queued_s",
         "readout",
         "request",
+        "request_id",
         "sort_key",
         "status",
+        "stop_ids",
         "tokens",
         "unborn",
     )
@@ -74,6 +77,11 @@ class Sequence:
     def __init__(self, id: int, request: Request, choice: int, arrival_s: float, limit: int) -> None:
         self.id = id
         self.request = request
+        # What every token asks of its request: here, since each object more is a wait for memory after a native step.
+        self.request_id = request.id
+        self.stop_ids = request.sampling.stop_token_ids
+        self.is_plain = request.sampling.is_plain and request.grammar is None
+        """Its tokens are those with the largest logits, and nothing else is wanted of them."""
         self.choice = choice
         self.arrival_s = arrival_s
         self.tokens: list[int] = [*request.prompt, *request.resumed]  # append-only

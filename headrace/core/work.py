@@ -8,7 +8,8 @@ from headrace.core.plan import StepPlan
 
 
 class StepWork(NamedTuple):
-    """The sizes of a step. A *stream* is a span of one token, a *prompt* a longer one."""
+    """The sizes of a step. A span of one token is a *stream*, and so is each draft behind it; a longer one without
+    drafts is a *prompt*."""
 
     num_streams: int
     num_prompt: int
@@ -16,9 +17,9 @@ class StepWork(NamedTuple):
     num_prompts: int
     num_readouts: int
     num_keys: int
-    """Cached keys that streams read."""
+    """Cached keys that streams read; drafts read the same ones as the token before them."""
     num_pairs: int
-    """(query, key) pairs of prompts."""
+    """(query, key) pairs of prompts, and of drafts."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepWork:
@@ -28,12 +29,26 @@ class StepWork(NamedTuple):
             start, count = span.start, span.count
             if count == 1:
                 num_keys += start + 1
+            elif span.num_drafts:
+                num_keys += start + 1
+                num_pairs += (count - 1) * (start + 1)
             else:
                 num_prompts += 1
                 num_prompt += count
                 num_pairs += count * start + count * (count + 1) // 2
-        num_streams = len(plan.spans) - num_prompts
+        num_streams = len(plan.token_ids) - num_prompt
         return cls(num_streams, num_prompt, num_prompts, len(plan.readout_rows), num_keys, num_pairs)
+
+    @classmethod
+    def of_prompt(cls, num_tokens: int, start: int = 0) -> StepWork:
+        """Of a prompt alone, read from position `start`."""
+        num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        return cls(0, num_tokens, int(num_tokens > 0), 1, 0, num_pairs)
+
+    @classmethod
+    def of_streams(cls, num_streams: int, num_keys: int) -> StepWork:
+        """Of streams alone, which read so many cached keys together."""
+        return cls(num_streams, 0, 0, num_streams, num_keys, 0)
 
     def later(self, num_steps: int) -> StepWork:
         """The same step of streams alone, so many steps later: each has as many keys more."""
@@ -44,4 +59,6 @@ class StepWork(NamedTuple):
 class StepTimes(Protocol):
     """Predicts how long steps take."""
 
-    def seconds(self, work: StepWork) -> float: ...
+    def seconds(self, work: StepWork) -> float:
+        """0 as long as nothing is known."""
+        ...

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headrace.core.cost_model import CostModel
 from headrace.core.errors import ConfigurationError
-from headrace.core.protocols import LengthPredictor, StepCost
+from headrace.core.protocols import Drafter, LengthPredictor
 from headrace.engine.batching import Alike, Batches, TwoQueues, cache_kind, length_kind
-from headrace.engine.budget import FixedBudget, PacedBudget
+from headrace.engine.budget import FixedBudget, PacedBudget, TokenBudget
+from headrace.engine.costs import LearntCosts, StepCosts
 from headrace.engine.gates import EntryGate, Gate, Gates, Timer, Turns
 from headrace.engine.gates.deadline import DeadlineGate
 from headrace.engine.gates.memory import PredictedMemoryGate
@@ -81,7 +83,7 @@ class SchedulingConfig:
     predictor_sigma: float = 0.0
     """Log-normal noise on what it predicts, for experiments."""
     budget: str = "paced"
-    """Of a step: "paced", computed from measured steps; or "fixed", the most a step may take."""
+    """Of a step: "paced", computed from what steps take; or "fixed", the most a step may take."""
     inter_token_ms: float | None = None
     """Of "paced": what a step may take that reads prompts beside streams. None: 2.5 times one without."""
     reserve_replies: bool = False
@@ -197,25 +199,19 @@ def make_scheduler(
     limits: Limits,
     max_step_tokens: int,
     *,
-    cost: StepCost | None = None,
+    costs: StepCosts | None = None,
     lengths: Mapping[str, int] | None = None,
-    speculation: Speculation | None = None,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
-    """`cost`: of steps; None: the paced budget's own measurements, and a fixed one has none. `lengths`: see
-    `make_predictor`. Raises `ConfigurationError` where something is asked for that needs costs and there are none."""
+    """`costs`: of steps; None: they are learnt, from nothing. `lengths`: see `make_predictor`. `drafter`: of drafts to
+    verify; None: no speculation."""
+    costs = costs or LearntCosts(CostModel())
+    state = EngineState(memory, Ledger(make_predictor(config, lengths), costs))
     target_s = None if config.inter_token_ms is None else config.inter_token_ms / 1e3
-    budget: PacedBudget | FixedBudget
+    budget: TokenBudget = FixedBudget(max_step_tokens)
     if config.budget == "paced":
-        budget = PacedBudget(max_step_tokens, target_s)
-        cost = cost or budget
-    else:
-        budget = FixedBudget(max_step_tokens)
-    if cost is None and (config.refuse_late or config.ttft_ms is not None or config.drop_late):
-        raise ConfigurationError(
-            "refuse_late, ttft_ms and drop_late need a cost model of steps, and a fixed budget has none; use budget "
-            "'paced'."
-        )
-    state = EngineState(memory, Ledger(make_predictor(config, lengths), cost))
+        budget = PacedBudget(max_step_tokens, costs, target_s)
+    speculation = None if drafter is None else Speculation(drafter, costs)
     gates = make_gates(config, limits.max_running)
     lateness = Lateness() if config.drop_late else None
     policy = make_policy(config, state)

@@ -13,7 +13,6 @@ from collections.abc import Sequence as Row
 from headrace.core.events import TokenEvent
 from headrace.core.plan import StepPlan
 from headrace.core.result import EarlierStep
-from headrace.engine.budget import TokenBudget
 from headrace.engine.policies import Policy
 from headrace.engine.state import Counters, EngineState
 
@@ -48,25 +47,23 @@ def take_earlier(
     *,
     state: EngineState,
     policy: Policy,
-    budget: TokenBudget,
     counters: Counters,
 ) -> list[TokenEvent]:
     """What `commit`, and `schedule` after it, would have done in each of these steps."""
     sequences, num_steps = plan.readout_sequences, len(earlier)
     heads = [
-        (sequence.tokens.append, sequence.request.id, sequence.choice, sequence.num_cached, sequence.queued_s)
+        (sequence.tokens.append, sequence.request_id, sequence.choice, sequence.num_cached, sequence.queued_s)
         for sequence in sequences
     ]
     events: list[TokenEvent] = []
     add, new, event_type = events.append, tuple.__new__, TokenEvent
-    for tokens, compute_s, end_s in earlier:
+    for tokens, end_s in earlier:
         for (append, id, choice, num_cached, queued_s), token in zip(heads, tokens, strict=True):
             append(token)
             fields = (id, choice, (token,), (), (), None, num_cached, end_s, queued_s, None, None, 0)
             add(new(event_type, fields))
-        budget.observe(plan, compute_s)
     state.memory.advance(sequences, num_steps)
-    for sequence in sequences:
+    for sequence in sequences if policy.counts_tokens else ():
         policy.served(sequence, 0, num_steps)
     counters.steps += num_steps
     counters.computed_tokens += num_steps * len(sequences)

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headrace.core.protocols import LengthPrediction, LengthPredictor, StepCost
+from headrace.core.cost_model import CostModel
+from headrace.core.protocols import LengthPrediction, LengthPredictor
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence, Status
+from headrace.core.work import StepWork
+from headrace.engine.costs import LearntCosts, StepCosts
 from headrace.engine.predict.bound import BoundPredictor
 from headrace.engine.predict.calibration import Calibration
 
@@ -43,10 +46,10 @@ class _Entry:
 class Ledger:
     """Written by the scheduler, read by policies and gates. O(1) per event of a request, nothing per token."""
 
-    def __init__(self, predictor: LengthPredictor | None = None, cost: StepCost | None = None) -> None:
+    def __init__(self, predictor: LengthPredictor | None = None, costs: StepCosts | None = None) -> None:
         self.predictor = predictor or BoundPredictor()
-        self.cost = cost
-        """None: nothing is known of seconds."""
+        self.costs = costs or LearntCosts(CostModel())
+        """Of steps."""
         self.calibration = Calibration()
         self.tenants: dict[str, TenantUse] = {}
         self._entries: dict[str, _Entry] = {}
@@ -131,23 +134,20 @@ class Ledger:
 
     def remaining_s(self, sequence: Sequence, num_streams: int) -> float:
         """Seconds to its end, beside so many streams; 0 where nothing is known of seconds."""
-        if self.cost is None:
-            return 0.0
+        seconds, num_streams = self.costs.seconds, max(1, num_streams)
         to_compute, context = sequence.num_tokens - sequence.num_computed, sequence.num_tokens
-        prompt_s = self.cost.seconds(to_compute, 0, context) if to_compute > 1 else 0.0
-        num_streams = max(1, num_streams)
-        return prompt_s + self.remaining(sequence) * self.cost.seconds(0, num_streams, context * num_streams)
+        prompt_s = seconds(StepWork.of_prompt(to_compute, sequence.num_computed)) if to_compute > 1 else 0.0
+        return prompt_s + self.remaining(sequence) * seconds(StepWork.of_streams(num_streams, context * num_streams))
 
     def restoring_tokens(self, num_computed: int, num_streams: int) -> int:
         """Tokens to generate, as one of so many streams, that cost as much as computing `num_computed` anew: by the
         cost model of steps, else by service units."""
-        restoring_s = step_s = 0.0
-        if self.cost is not None:
-            restoring_s = self.cost.seconds(num_computed, 0, num_computed)
-            step_s = self.cost.seconds(0, max(1, num_streams), num_computed * max(1, num_streams))
+        num_streams = max(1, num_streams)
+        restoring_s = self.costs.seconds(StepWork.of_prompt(num_computed))
+        step_s = self.costs.seconds(StepWork.of_streams(num_streams, num_computed * num_streams))
         if restoring_s <= 0 or step_s <= 0:
             return math.ceil(PROMPT_WORK / GENERATED_WORK * num_computed)
-        return math.ceil(restoring_s * max(1, num_streams) / step_s)
+        return math.ceil(restoring_s * num_streams / step_s)
 
     @staticmethod
     def _outlived(sequence: Sequence, predicted: float) -> float:

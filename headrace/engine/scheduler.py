@@ -80,6 +80,7 @@ class Scheduler:
         self._next_id = 0
         self._is_short = False  # memory ended for somebody in the step being planned: nobody is to start
         self._step_budget = 0
+        self._counts_tokens = False  # by the policy, in the step being committed
 
     # --- messages, read between steps ------------------------------------------------------------------------------
 
@@ -192,9 +193,9 @@ class Scheduler:
         """Nobody who is here can start, and nobody's place in the order change, before a running sequence ends."""
         if self._forks or self.lateness is not None or self.speculation is not None:
             return False
-        if not (self.policy.is_steady and self.gates.is_steady):
-            return False
         state = self.state
+        if not (self.policy.is_steady and self.gates.is_steady) or state.ledger.costs.learns:
+            return False
         return not (state.waiting or state.batch) or state.num_taken >= self.limits.max_running
 
     def _extend(
@@ -396,11 +397,11 @@ class Scheduler:
                 result.earlier,
                 state=self.state,
                 policy=self.policy,
-                budget=self.budget,
                 counters=self.counters,
             )
             self._step_budget = self.budget.tokens(self.state, now)  # of the last one
         memory, num_sampled = self.state.memory, 0
+        self._counts_tokens = self.policy.counts_tokens
         self.counters.computed_tokens += plan.num_tokens
         for span in plan.spans:
             readout = span.first_readout + span.num_scores
@@ -426,9 +427,7 @@ class Scheduler:
                 if sequence.status is not RUNNING:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
-        self.budget.observe(plan, result.compute_s)
-        if self.speculation is not None:
-            self.speculation.observe(plan, result.compute_s)
+        self.state.ledger.costs.observe(plan, result.compute_s)
         return events
 
     @staticmethod
@@ -463,14 +462,14 @@ class Scheduler:
                 token, logprob = result.tokens[readout], result.logprobs[readout]
                 sequence.tokens.append(token)
                 tokens, logprobs = (token,), () if logprob is None else (logprob,)
-                if token in sequence.request.sampling.stop_token_ids:
+                if token in sequence.stop_ids:
                     reason = FinishReason.STOP
                 elif result.forced and readout in result.forced:
                     forced, reason = self._take_forced(sequence, result.forced[readout])
                     tokens += forced
         if reason is None and len(sequence.tokens) >= sequence.limit and sequence.num_computed >= sequence.last:
             reason = FinishReason.LENGTH
-        if tokens:
+        if tokens and self._counts_tokens:
             self.policy.served(sequence, 0, len(tokens))
         if reason is not None:
             self._finish(sequence, is_complete=reason is not FinishReason.ERROR)
@@ -479,7 +478,7 @@ class Scheduler:
         assert sequence.queued_s is not None, "in a step, so admitted"
         prompt_logprobs = tuple([score for score in scores if score is not None]) if scores else ()
         fields = (
-            sequence.request.id,
+            sequence.request_id,
             sequence.choice,
             tokens,
             logprobs,
@@ -522,7 +521,7 @@ class Scheduler:
         """
         if sequence.num_in_flight:
             return (), None
-        stops = sequence.request.sampling.stop_token_ids
+        stops = sequence.stop_ids
         taken = forced[: sequence.limit - len(sequence.tokens)]
         for i, token in enumerate(taken):
             if token in stops:

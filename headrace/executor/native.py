@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 
@@ -49,7 +50,9 @@ class NativeExecutor:
 
     def _run(self, step: _Step) -> StepResult:
         start_s = time.perf_counter()
-        inputs = step.inputs.with_previous(self._last_tokens)
+        inputs = step.inputs
+        if self._thread is not None:  # else no plan is made before the last one's tokens are known
+            inputs = inputs.with_previous(self._last_tokens)
         self._model.apply(step.copies)
         matchers: dict[int, Matcher] = {}
         readouts = _readouts(step, inputs, self._vocab_size, matchers)
@@ -60,7 +63,9 @@ class NativeExecutor:
             errors = (errors or {}) | {readout: NO_TOKEN for readout, token in enumerate(tokens) if token < 0}
             tokens = [max(token, 0) for token in tokens]  # a plan under way may name it
         self._last_tokens = tokens
-        pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
+        pooled = []
+        if step.pools:
+            pooled = [pooled_sum(self._model.hidden(pool.first_row, pool.count)) for pool in step.pools]
         return StepResult(tokens, _logprobs(readouts), time.perf_counter() - start_s, forced, errors, pooled)
 
 
@@ -73,7 +78,7 @@ class _Step:
         self.inputs = BatchInputs.from_plan(plan)
         self.copies = plan.copies
         self.kinds = plan.readout_kinds
-        self.targets = np.array(plan.readout_targets, np.int32)
+        self.targets = plan.readout_targets
         self.sequences = plan.readout_sequences
         self.rows = plan.readout_rows
         self.pools = plan.pools
@@ -82,18 +87,24 @@ class _Step:
 def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[int, Matcher]) -> Readouts:
     """What to ask; `matchers` gets those of the readouts that have one."""
     count = len(step.sequences)
+    asking = [
+        readout
+        for readout, (kind, sequence) in enumerate(zip(step.kinds, step.sequences, strict=True))
+        if kind != SAMPLE or not sequence.is_plain
+    ]
+    if not asking:
+        return _plain_readouts(count, vocab_size)
     mask_rows = np.full(count, -1, np.int32)
     masks: list[Mask] = []
     numbers = np.zeros((count, len(NUMBERS)))
     num_top = np.full(count, -1, np.int32)
     max_top = -1
     lists, kinds = _IdLists(), step.kinds
-    for readout, sequence in enumerate(step.sequences):
+    for readout in asking:
+        sequence = step.sequences[readout]
         request = sequence.request
         params = request.sampling
         if kinds[readout] == SAMPLE:
-            if params.is_plain and request.grammar is None:  # most rows: argmax looks at nothing else
-                continue
             row = step.rows[readout]
             position = int(inputs.positions[row]) + 1
             if request.grammar is not None:
@@ -119,7 +130,7 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
     width = max(max_top, 0)
     return Readouts(
         vocab_size=vocab_size,
-        targets=step.targets,
+        targets=np.array(step.targets, np.int32),
         num_top=num_top,
         numbers=numbers,
         ids=np.array(lists.ids, np.int32),
@@ -133,6 +144,30 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
         top_ids=np.zeros((count, width), np.int32),
         top_logprobs=np.zeros((count, width)),
         has_logprobs=max_top >= 0,
+    )
+
+
+@lru_cache(maxsize=16)
+def _plain_readouts(count: int, vocab_size: int) -> Readouts:
+    """Of a step whose rows are all plain, as nearly all are. Its arrays are used again, for one step runs at a time and
+    its tokens are read before the next."""
+    nothing, none = np.empty(0, np.int32), np.full(count, -1, np.int32)
+    return Readouts(
+        vocab_size=vocab_size,
+        targets=none,
+        num_top=none,
+        numbers=np.zeros((count, len(NUMBERS))),
+        ids=nothing,
+        values=np.empty(0),
+        starts=np.zeros(NUM_LISTS * count + 1, np.int32),
+        mask_rows=none,
+        masks=np.empty((0, words_of(vocab_size)), np.uint32),
+        tokens=np.empty(count, np.int32),
+        logprobs=np.zeros(count),
+        ranks=np.zeros(count, np.int32),
+        top_ids=np.zeros((count, 0), np.int32),
+        top_logprobs=np.zeros((count, 0)),
+        has_logprobs=False,
     )
 
 

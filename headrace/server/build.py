@@ -19,10 +19,10 @@ from headrace.core.clock import WallClock
 from headrace.core.errors import ConfigurationError
 from headrace.core.protocols import Drafter, Executor
 from headrace.engine.composition import SchedulingConfig, make_scheduler
+from headrace.engine.costs import LearntCosts, StepCosts
 from headrace.engine.engine import Engine
 from headrace.engine.limits import Limits
 from headrace.engine.speculative.prompt_lookup import PromptLookup
-from headrace.engine.speculative.speculation import Speculation
 from headrace.executor.local import Backend, LocalExecutor
 from headrace.executor.native import NativeExecutor
 from headrace.executor.sizing import blocks_within
@@ -36,6 +36,7 @@ from headrace.models.weights import Weights
 from headrace.program.cache import cache_groups
 from headrace.program.program import Program
 from headrace.server import system
+from headrace.server.step_costs import starting_cost_model
 from headrace.text.chat_template import ChatTemplate
 from headrace.text.grammar.compiler import GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
@@ -158,6 +159,7 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         backend,
         groups,
         num_blocks,
+        costs=LearntCosts(starting_cost_model(config, description.program, weights.num_bytes)),
         context_length=context_length,
         vocab_size=min(tokenizer.vocab_size, description.vocab_size),
         numerics=f"{checkpoint.digest()}/{backend.numerics}",
@@ -215,15 +217,17 @@ def compose(
     context_length: int,
     vocab_size: int,
     numerics: str,
+    costs: StepCosts | None = None,
 ) -> Engine:
-    """Memory, scheduler and executor around a loaded backend. `num_blocks` per cache group."""
+    """Memory, scheduler and executor around a loaded backend. `num_blocks` per cache group. `costs`: of steps; None:
+    they are learnt, from nothing."""
     memory = MemoryManager(groups, num_blocks, numerics)
     capacity = memory.capacity_tokens(config.max_step_tokens, config.depth)
     if capacity < context_length:
         log.warning("the KV pool holds %d tokens of a context of %d: longer requests get 400", capacity, context_length)
     limits = Limits(context_length, capacity, config.max_queue, config.max_running, vocab_size)
-    speculation = None if config.speculate is None else Speculation(DRAFTERS[config.speculate]())
-    scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens, speculation=speculation)
+    drafter = None if config.speculate is None else DRAFTERS[config.speculate]()
+    scheduler = make_scheduler(config.scheduling, memory, limits, config.max_step_tokens, costs=costs, drafter=drafter)
     executor: Executor = (
         NativeExecutor(backend, vocab_size, overlapped=config.depth > 1)
         if isinstance(backend, NativeModel)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from headrace.core.cache import CacheGroup
 from headrace.core.clock import ManualClock
-from headrace.core.work import StepTimes, StepWork
+from headrace.core.work import StepTimes
 from headrace.engine.composition import SchedulingConfig, make_scheduler
+from headrace.engine.costs import GivenCosts
 from headrace.engine.engine import Engine
 from headrace.engine.limits import Limits
 from headrace.memory.manager import MemoryManager
@@ -35,24 +36,6 @@ class SimConfig:
     """Take identical steps at once: the same schedule, sooner."""
 
 
-class Costs:
-    """Step times as policies and gates ask for them (`StepCost`)."""
-
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
-
-    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
-        """The prompt is one, and what is read of the cache is divided evenly among its tokens and the streams."""
-        rows = num_prompt + num_streams
-        if not rows:
-            return 0.0
-        keys, num_prompts = context * num_streams // rows, int(num_prompt > 0)
-        pairs = (context - keys) * num_prompt
-        return self._times.seconds(
-            StepWork(num_streams, num_prompt, num_prompts, num_streams + num_prompts, keys, pairs)
-        )
-
-
 def build_sim(
     config: SimConfig, times: StepTimes, lengths: Mapping[str, int] | None = None
 ) -> tuple[Engine, SimExecutor]:
@@ -66,7 +49,7 @@ def build_sim(
         config.vocab_size,
     )
     scheduler = make_scheduler(
-        config.scheduling, memory, limits, config.max_step_tokens, cost=Costs(times), lengths=lengths
+        config.scheduling, memory, limits, config.max_step_tokens, costs=GivenCosts(times), lengths=lengths
     )
     clock = ManualClock()
     executor = SimExecutor(clock, times, config.vocab_size, lengths)

@@ -47,7 +47,7 @@ class SimExecutor:
         end_s = max(launched_s, self._free_s) + compute_s
         earlier: list[EarlierStep] = []
         while end_s < self.until_s and len(earlier) + 1 < plan.horizon:
-            earlier.append(EarlierStep(tokens, compute_s, end_s))
+            earlier.append(EarlierStep(tokens, end_s))
             compute_s = seconds(work.later(len(earlier)))
             end_s += compute_s
         self._free_s = end_s

@@ -22,7 +22,7 @@ struct Sequence {
     AttentionCache cache{};
     Span span{};
     std::vector<int32_t> table, parents;
-    std::vector<uint8_t> keys, values;
+    std::vector<uint8_t> blocks;  // keys and values of a block lie side by side
     Floats q, k, v;  // k, v of every slot
     size_t q_stride, out_stride;
 
@@ -32,14 +32,15 @@ struct Sequence {
         const int slots = c.start + c.count, num_blocks = (slots + c.block_size - 1) / c.block_size;
         const int pool = num_blocks + 3, stored_width = c.is_latent ? c.key_width : c.value_width;
         shape = {c.heads, c.kv_heads, c.key_width, c.value_width, 1.0f / std::sqrt((float)c.key_width), c.window, c.softcap};
-        const size_t element = c.is_f16 ? 2 : 4, positions = (size_t)pool * c.block_size * c.kv_heads;
-        keys.assign(positions * c.key_width * element, 0);
-        values.assign(positions * stored_width * element, 0);
-        cache = {keys.data(), values.data(), c.is_f16, c.kv_heads, c.key_width, c.is_latent ? 0 : c.value_width, c.block_size};
-        std::vector<int32_t> blocks(pool);
-        for (int i = 0; i < pool; ++i) blocks[i] = i;
-        std::shuffle(blocks.begin(), blocks.end(), random);
-        table.assign(blocks.begin(), blocks.begin() + num_blocks);
+        const size_t unit = (c.is_f16 ? 2 : 4) * (size_t)c.block_size * c.kv_heads, stride = unit * (c.key_width + stored_width);
+        blocks.assign(stride * pool, 0);
+        uint8_t* const values = blocks.data() + unit * c.key_width;
+        const int32_t value_width = c.is_latent ? 0 : c.value_width;
+        cache = {blocks.data(), values, stride, c.is_f16, c.kv_heads, c.key_width, value_width, c.block_size};
+        std::vector<int32_t> ids(pool);
+        for (int i = 0; i < pool; ++i) ids[i] = i;
+        std::shuffle(ids.begin(), ids.end(), random);
+        table.assign(ids.begin(), ids.begin() + num_blocks);
         k.resize((size_t)slots * c.kv_heads * c.key_width);
         v.resize((size_t)slots * c.kv_heads * stored_width);
         for (float& x : k) x = normal(random);
@@ -171,7 +172,7 @@ void check(const Case& c, unsigned seed) {
     EXPECT(worst < (c.loudness > 1 ? 2e-4 : 2e-5), "%s: error %g", name, worst);
     for (const Kernels* kernels : all) {
         const Sequence s(c, *kernels, seed);
-        EXPECT(s.keys == first.keys && s.values == first.values, "%s: store_kv differs on %s", name, kernels->name);
+        EXPECT(s.blocks == first.blocks, "%s: store_kv differs on %s", name, kernels->name);
         for (int queries : {c.count, 1, 3, 5, 16})
             if (queries <= c.count)
                 EXPECT(same_bits(run_whole(*kernels, s, queries), expected), "%s: %s, %d queries", name, kernels->name, queries);
@@ -196,7 +197,9 @@ void check(const Case& c, unsigned seed) {
         int depth = 0;
         for (int r = first.parents[row]; r >= 0; r = first.parents[r]) ++depth;
         Sequence chain = first;
-        chain.cache.keys = chain.keys.data(), chain.cache.values = chain.values.data(), chain.span.table = chain.table.data();
+        chain.cache.keys = chain.blocks.data();
+        chain.cache.values = chain.cache.keys + (first.cache.values - first.cache.keys);
+        chain.span.table = chain.table.data();
         const int stored_width = c.is_latent ? c.key_width : c.value_width;
         for (int i = 0; i <= depth; ++i) {
             const size_t slot = slots[slots.size() - 1 - depth + i];
@@ -285,10 +288,11 @@ void time_decode(const Kernels& kernels, int heads, int kv_heads, int width, boo
     const int block_size = 16;
     const size_t per_sequence = (size_t)context * kv_heads * width * 2 * (is_f16 ? 2 : 4);
     const int sequences = std::max<int>(1, bytes / per_sequence), num_blocks = sequences * context / block_size;
-    Bytes keys(per_sequence * sequences / 2), values(per_sequence * sequences / 2);
-    fill(keys, is_f16), fill(values, is_f16);
+    Bytes blocks(per_sequence * sequences);
+    fill(blocks, is_f16);
+    const size_t stride = blocks.size() / num_blocks;
     const AttentionShape shape{heads, kv_heads, width, width, 0.125f, 0, 0};
-    const AttentionCache cache{keys.data(), values.data(), is_f16, kv_heads, width, width, block_size};
+    const AttentionCache cache{blocks.data(), blocks.data() + stride / 2, stride, is_f16, kv_heads, width, width, block_size};
     std::vector<int32_t> table(num_blocks);
     for (int i = 0; i < num_blocks; ++i) table[i] = i;
     std::shuffle(table.begin(), table.end(), std::mt19937(1));

@@ -10,7 +10,7 @@ from headrace import LLM, SamplingParams
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 from headrace.engine.speculative.speculation import Speculation
-from tests.pure.build import KnownCost
+from tests.pure.build import RowsOnly
 
 from .loaded import Loaded, run
 
@@ -52,8 +52,7 @@ def test_the_reference_samples_the_same_tokens(shape: dict, name: str, data_path
     request = Request("r", tuple(loaded.expected["ids"][:20]), params)
     alone = run(loaded.engine(), request)["r"]
     engine = loaded.engine()
-    speculation = engine.scheduler.speculation = Speculation(Known(alone.tokens), 7)
-    speculation.cost = KnownCost(0.01)
+    engine.scheduler.speculation = Speculation(Known(alone.tokens), RowsOnly(0.01), 7)
     reply = run(engine, request)["r"]
     assert reply.tokens == alone.tokens
     for entry, expected in zip(reply.logprobs, alone.logprobs, strict=True):
@@ -71,7 +70,7 @@ def test_prompt_lookup_on_a_real_model(smollm2_path: Path):
     def replies(speculate: str | None):
         with LLM(smollm2_path, kv_memory_bytes=64 << 20, max_running=2, speculate=speculate) as llm:
             if speculate:
-                llm._deployment.engine.scheduler.speculation.cost = KnownCost(0.1)  # whatever else the machine does
+                llm._deployment.engine.scheduler.speculation.times = RowsOnly(0.1)  # whatever else the machine does
             found = [llm.chat(COPY, each, stop=stop) for stop, each in asked]
             return found, llm._deployment.engine.stats()
 

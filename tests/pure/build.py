@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.events import TokenEvent
-from headrace.core.protocols import StepCost
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
+from headrace.core.work import StepWork
 from headrace.engine.composition import SchedulingConfig, make_scheduler
+from headrace.engine.costs import GivenCosts, StepCosts
 from headrace.engine.engine import Engine
 from headrace.engine.limits import Limits
-from headrace.engine.speculative.row_cost import RowCost
 from headrace.memory.manager import MemoryManager
 
 from .checking_executor import CheckingExecutor
@@ -26,22 +26,21 @@ FULL = CacheGroup("full", CacheKind.FULL, block_size=4, bytes_per_block=1)
 class StepsOnly:
     """Every step takes as long; sixteen prompt tokens take one of their own."""
 
-    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
-        return STEP_S * ((num_streams > 0) + num_prompt / 16)
+    def seconds(self, work: StepWork) -> float:
+        return STEP_S * ((work.num_streams > 0) + work.num_prompt / 16)
 
 
-STEPS_ONLY = StepsOnly()
+STEPS_ONLY = GivenCosts(StepsOnly())
 
 
-class KnownCost(RowCost):
+class RowsOnly:
     """A row costs so much of a step without rows."""
 
     def __init__(self, share: float) -> None:
-        super().__init__()
         self._share = share
 
-    def observe(self, rows: int, seconds: float) -> None:
-        pass
+    def seconds(self, work: StepWork) -> float:
+        return 1.0 + self._share * (work.num_streams + work.num_prompt)
 
 
 def small_engine(
@@ -54,7 +53,7 @@ def small_engine(
     context_length: int = 1000,
     depth: int = 1,
     lengths: Mapping[str, int] | None = None,
-    cost: StepCost | None = STEPS_ONLY,
+    costs: StepCosts | None = STEPS_ONLY,
     **scheduling,
 ) -> Engine:
     """First come, first served and a fixed budget, unless `scheduling` says otherwise. `lengths`: the oracle's."""
@@ -62,7 +61,7 @@ def small_engine(
     capacity = memory.capacity_tokens(budget, depth)
     limits = Limits(context_length, capacity, max_queue, max_running, VOCAB_SIZE)
     config = SchedulingConfig(**{"policy": "fcfs", "budget": "fixed", **scheduling})
-    scheduler = make_scheduler(config, memory, limits, budget, cost=cost, lengths=lengths)
+    scheduler = make_scheduler(config, memory, limits, budget, costs=costs, lengths=lengths)
     return Engine(scheduler, CheckingExecutor(groups), ManualClock(), depth)
 
 

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.core.cost_model import CostModel
 from headrace.core.plan import StepPlan
-from headrace.engine.budget import PacedBudget, TokenBudget
+from headrace.core.work import StepWork
+from headrace.engine.budget import PacedBudget
+from headrace.engine.costs import LearntCosts
 from headrace.engine.engine import Engine
 
 from .build import request, small_engine
@@ -16,31 +19,29 @@ from .build import request, small_engine
 FIXED_S, ROW_S, PAIR_S = 0.004, 0.0006, 5e-7
 
 
-class Machine:
-    """Takes its time for each row, and tells the budget so."""
+class Machine(LearntCosts):
+    """Takes its time for each row and pair, and that is what the engine learns from."""
 
-    def __init__(self, budget: TokenBudget, noise: Callable[[], float] = lambda: 1.0, pair_s: float = 0.0) -> None:
-        self.budget = budget
+    def __init__(self, noise: Callable[[], float] = lambda: 1.0, pair_s: float = 0.0) -> None:
+        super().__init__(CostModel())
         self.noise = noise
         self.pair_s = pair_s
         self.steps: list[tuple[int, int, float]] = []
         """(streams, prompt tokens, seconds)."""
 
     def observe(self, plan: StepPlan, compute_s: float) -> None:
-        streams = sum(span.count == 1 for span in plan.spans)
-        pairs = sum(span.count * (span.start + span.count / 2) for span in plan.spans if span.count > 1)
-        took_s = (FIXED_S + ROW_S * plan.num_tokens + self.pair_s * pairs) * self.noise()
-        self.steps.append((streams, plan.num_tokens - streams, took_s))
-        self.budget.observe(plan, took_s)
-
-    def __getattr__(self, name: str):
-        return getattr(self.budget, name)
+        work = StepWork.of(plan)
+        took_s = FIXED_S + ROW_S * plan.num_tokens + self.pair_s * work.num_pairs
+        took_s *= self.noise()
+        self.steps.append((work.num_streams, work.num_prompt, took_s))
+        super().observe(plan, took_s)
 
 
-def paced(target_s: float | None = None, noise: Callable[[], float] = lambda: 1.0) -> tuple[Engine, Machine]:
-    engine = small_engine(num_blocks=(2000,), budget=160, max_running=32, context_length=5000)
-    engine.scheduler.budget = machine = Machine(PacedBudget(160, target_s), noise)
-    return engine, machine
+def paced(target_s: float | None = None, **machine) -> tuple[Engine, Machine]:
+    costs = Machine(**machine)
+    engine = small_engine(num_blocks=(4000,), budget=160, max_running=32, context_length=9000, costs=costs)
+    engine.scheduler.budget = PacedBudget(160, costs, target_s)
+    return engine, costs
 
 
 def stream_beside_prompts(engine: Engine, num_streams: int) -> None:
@@ -76,9 +77,7 @@ def test_a_target_is_met() -> None:
 def test_a_target_is_met_at_every_context() -> None:
     """At 4,000 tokens of context a prompt token takes four times as long as at none, and chunks shrink with it."""
     rng = random.Random(2)
-    engine = small_engine(num_blocks=(4000,), budget=160, max_running=8, context_length=9000)
-    machine = Machine(PacedBudget(160, 0.04), lambda: rng.uniform(0.95, 1.05), PAIR_S)
-    engine.scheduler.budget = machine
+    engine, machine = paced(0.04, noise=lambda: rng.uniform(0.95, 1.05), pair_s=PAIR_S)
     engine.submit(request("stream", range(40), max_tokens=2000, seed=0))
     for _ in range(60):
         engine.step()

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.cache import CacheGroup, CacheKind
-from headrace.core.errors import ConfigurationError, Overloaded
+from headrace.core.errors import Overloaded
 from headrace.core.sequence import FinishReason
 from headrace.engine.backlog import seconds_to_start
-from headrace.engine.composition import SchedulingConfig, make_scheduler
 from headrace.engine.gates.memory import peak_blocks
 
 from .build import STEP_S, drain, ends, request, small_engine
@@ -180,10 +179,3 @@ def test_who_is_late_anyway_is_dropped() -> None:
     assert len(in_time) == 3
     assert sum(reason is FinishReason.LATE for reason, _ in reasons.values()) == 7
     assert all(at <= 27 for reason, at in reasons.values() if reason is FinishReason.LATE)
-
-
-def test_what_needs_costs_says_so() -> None:
-    engine = small_engine()
-    scheduler = engine.scheduler
-    with pytest.raises(ConfigurationError, match="need a cost model"):
-        make_scheduler(SchedulingConfig(budget="fixed", drop_late=True), scheduler.state.memory, scheduler.limits, 16)

@@ -16,10 +16,12 @@ from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.work import StepWork
 from headrace.engine.budget import FixedBudget, PacedBudget
+from headrace.engine.costs import GivenCosts
 from headrace.engine.engine import Engine
 from headrace.engine.gates import Gates
 from headrace.engine.gates.prefix import PrefixGate
 from headrace.engine.gates.running import RunningGate
+from headrace.engine.ledger import Ledger
 from headrace.engine.limits import Limits
 from headrace.engine.policies.fair import Fair
 from headrace.engine.policies.fcfs import FirstComeFirstServed
@@ -68,11 +70,12 @@ class Setup:
         sizes = {FULL: -(-LONGEST // size), WINDOW: -(-(self.window + self.budget) // size) + 2, STATE: 2}
         memory = MemoryManager(groups, tuple(sizes[kind] + self.spare for kind in self.kinds))
         limits = Limits(LONGEST, memory.capacity_tokens(self.budget, 1), 6, self.max_running, 100)
+        costs = GivenCosts(Times())
         scheduler = Scheduler(
-            EngineState(memory),
+            EngineState(memory, Ledger(costs=costs)),
             Fair(ByPriority(FirstComeFirstServed())),
             Gates([RunningGate(self.max_running), PrefixGate()]),
-            PacedBudget(self.budget) if self.is_paced else FixedBudget(self.budget),
+            PacedBudget(self.budget, costs) if self.is_paced else FixedBudget(self.budget),
             limits,
         )
         clock = ManualClock()
@@ -126,7 +129,6 @@ class Outcome:
     end_s: float
     stats: object
     memory: list
-    budget: object
     longest_jump: int
 
 
@@ -159,7 +161,7 @@ def run(setup: Setup, arrivals: list[Arrival], max_horizon: int) -> Outcome:
         num_steps += 1
         assert num_steps < 3000, "no progress"
     memory = scheduler.state.memory
-    outcome.end_s, outcome.stats, outcome.budget = clock.now(), engine.stats(), vars(scheduler.budget)
+    outcome.end_s, outcome.stats = clock.now(), engine.stats()
     # The free blocks in the order in which they will be taken, the idle ones in that of their eviction.
     outcome.memory = [
         (group.pool._free, list(memory.tree._idle[group.index]._blocks), sorted(memory.tree._node_of[group.index]))

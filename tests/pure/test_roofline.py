@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.cost_model import CostModel
 from headrace.core.work import StepWork
-from headrace.sim.roofline import Peaks, roofline_s, seeds
+from headrace.program.roofline import Peaks, roofline_s, seeds
 
 from .test_program import decoder
 

@@ -15,6 +15,7 @@ from headrace.core.events import TokenEvent
 from headrace.core.request import Pooling, Request
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import FinishReason, Sequence
+from headrace.core.work import StepWork
 from headrace.engine.composition import (
     BATCHING,
     ORDERS,
@@ -24,6 +25,7 @@ from headrace.engine.composition import (
     make_scheduler,
     parse_policy,
 )
+from headrace.engine.costs import GivenCosts, StepCosts
 from headrace.engine.engine import Engine
 from headrace.engine.gates import Verdict
 from headrace.engine.gates.prefix import PrefixGate
@@ -89,25 +91,24 @@ class Setup:
             max_running=min(self.max_running, self.budget),
             vocab_size=VOCABULARY,
         )
-        scheduler = make_scheduler(
-            self.scheduling, memory, limits, self.budget, cost=LinearCost(), speculation=self.speculation()
-        )
+        scheduler = make_scheduler(self.scheduling, memory, limits, self.budget, costs=GivenCosts(LinearTimes()))
+        scheduler.speculation = self.speculation(scheduler.state.ledger.costs)
         gates = scheduler.gates
         gates._gates = tuple(prefix_gate if isinstance(gate, PrefixGate) else gate for gate in gates._gates)
         executor = CheckingExecutor(groups)
         return Engine(scheduler, executor, ManualClock(), self.depth), executor
 
-    def speculation(self) -> Speculation | None:
+    def speculation(self, costs: StepCosts) -> Speculation | None:
         if not self.drafts:
             return None
-        return (RashSpeculation if self.is_rash else Speculation)(KnowingDrafter(self.drafts))
+        return (RashSpeculation if self.is_rash else Speculation)(KnowingDrafter(self.drafts), costs)
 
 
-class LinearCost:
+class LinearTimes:
     """A step takes `STEP_S`, whatever it does, as this test's do; a prompt token a tenth of that."""
 
-    def seconds(self, num_prompt: int, num_streams: int, context: int) -> float:
-        return STEP_S * (num_prompt / 10 + (num_streams > 0))
+    def seconds(self, work: StepWork) -> float:
+        return STEP_S * (work.num_prompt / 10 + (work.num_streams > 0))
 
 
 STEP_S = 0.01
@@ -192,7 +193,7 @@ class RashSpeculation(Speculation):
     def _num_spare_blocks(self, memory) -> int:
         return 1000
 
-    def _num_that_pay(self, num_decoding, chances) -> int:
+    def _num_that_pay(self, num_decoding, num_keys, chances) -> int:
         return len(chances)
 
 

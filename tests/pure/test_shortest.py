@@ -99,7 +99,7 @@ def test_who_outlives_its_prediction_moves_back() -> None:
 def test_restoring_costs_no_more_than_generating(arrivals, max_running: int, sigma: float) -> None:
     """And one restoring of each: a sequence is displaced again only when the last one has been paid for."""
     engine = small_engine(
-        num_blocks=(400,), max_running=max_running, policy="srpt", predictor_sigma=sigma, cost=None, **ORACLE
+        num_blocks=(400,), max_running=max_running, policy="srpt", predictor_sigma=sigma, costs=None, **ORACLE
     )
     requests = [(at, request(f"r{i}", unlike(i, p), max_tokens=n)) for i, (at, p, n) in enumerate(arrivals)]
     ends(engine, requests)

@@ -6,16 +6,13 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
-import pytest
-
 from headrace.core.cache import CacheGroup, CacheKind
 from headrace.engine.composition import SchedulingConfig
 from headrace.engine.engine import Engine
 from headrace.engine.speculative.prompt_lookup import MOST_COMPARED, MOST_INDEXED, MOST_PLACES, PromptLookup
-from headrace.engine.speculative.row_cost import RowCost
 from headrace.engine.speculative.speculation import Speculation
 
-from .build import FULL, KnownCost, drain, request, small_engine
+from .build import FULL, STEPS_ONLY, RowsOnly, drain, request, small_engine
 from .checking_executor import KnowingDrafter
 from .test_schedules import Run, Setup
 
@@ -31,8 +28,8 @@ KINDS = (
 
 def speculating(mode: str = "right", *, share: float = 0.1, max_drafts: int = 4, **options) -> Engine:
     engine = small_engine(**options)
-    speculation = Speculation(KnowingDrafter(mode, is_steady=True), max_drafts)
-    speculation.cost, speculation.FIRST_ACCURACY = KnownCost(share), 0.9
+    speculation = Speculation(KnowingDrafter(mode, is_steady=True), RowsOnly(share), max_drafts)
+    speculation.FIRST_ACCURACY = 0.9
     engine.scheduler.speculation = speculation
     return engine
 
@@ -94,33 +91,6 @@ def test_prompt_lookup_forgets():
     lookup.forget(sequence_of([]))
     lookup.forget(sequence_of([]))
     assert lookup.num_indexed == 0
-
-
-# --- what a row costs ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 5.0])
-def test_the_cost_of_a_row_is_learnt(share):
-    cost, rng = RowCost(), random.Random(2)
-    for _ in range(500):
-        rows = rng.randint(1, 9)
-        cost.observe(rows, 0.007 * (1.0 + share * rows) * rng.uniform(0.95, 1.05))
-    assert cost.relative(9) / cost.relative(1) == pytest.approx((1.0 + 9 * share) / (1.0 + share), rel=0.07)
-
-
-def test_steps_of_one_size_teach_nothing_about_rows():
-    cost = RowCost()
-    for rows in (*((1, 2, 3, 4) * 100), *((4,) * 2000)):
-        cost.observe(rows, 1.0 + 0.5 * rows)
-    assert cost.relative(2) / cost.relative(1) == pytest.approx(2.0 / 1.5, rel=0.01)
-
-
-def test_a_step_beside_other_work_counts_only_so_much():
-    cost = RowCost()
-    for rows in (1, 2, 3, 4) * 100:
-        cost.observe(rows, 1.0 + 0.1 * rows)
-    cost.observe(4, 1e6)
-    assert 1.2 < cost.relative(4) / cost.relative(1) < 1.5
 
 
 # --- how many drafts -----------------------------------------------------------------------------------------------
@@ -258,7 +228,7 @@ def test_at_depth_two_a_sequence_waits_for_its_token_where_drafts_pay():
 def test_prompt_lookup_in_an_engine():
     """A reply that repeats itself: tokens are a function of the last one, in a loop of five."""
     engine = small_engine()
-    engine.scheduler.speculation = Speculation(PromptLookup())
+    engine.scheduler.speculation = Speculation(PromptLookup(), STEPS_ONLY)
     engine.executor.run, run = looping(engine.executor.run), engine.executor.run
     engine.submit(request("a", (1, 2, 3, 4, 0, 1), max_tokens=40))
     events = drain(engine)

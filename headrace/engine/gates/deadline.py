@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.core.errors import Overloaded
 from headrace.core.sequence import Sequence
+from headrace.core.work import StepWork
 from headrace.engine.backlog import seconds_to_start
 from headrace.engine.state import EngineState
 
@@ -25,10 +26,10 @@ class DeadlineGate:
         request, ledger = sequence.request, state.ledger
         deadline_s = request.deadline_s if self._deadlines else None
         ttft_s = None if request.is_batch else self._ttft_s
-        if ledger.cost is None or (deadline_s is None and ttft_s is None):
+        if deadline_s is None and ttft_s is None:
             return
         wait_s = seconds_to_start(state, self._max_running)
-        first_s = wait_s + ledger.cost.seconds(sequence.num_prompt, 0, sequence.num_prompt)
+        first_s = wait_s + ledger.costs.seconds(StepWork.of_prompt(sequence.num_prompt))
         if ttft_s is not None and first_s > ttft_s:
             raise Overloaded(
                 "overloaded",
@@ -39,7 +40,7 @@ class DeadlineGate:
         if deadline_s is None:
             return
         num_streams = min(self._max_running, len(state.running) + 1)
-        step_s = ledger.cost.seconds(0, num_streams, num_streams * sequence.num_prompt)
+        step_s = ledger.costs.seconds(StepWork.of_streams(num_streams, num_streams * sequence.num_prompt))
         late_s = now + first_s + ledger.predict(sequence).expected * step_s - deadline_s
         if late_s > 0:
             raise Overloaded(

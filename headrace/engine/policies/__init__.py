@@ -22,6 +22,11 @@ class Policy(Protocol):
     is_steady: bool
     """As long as nobody comes or leaves, the order of the running sequences stays as it is, however long they run."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        """In this step `served` has to be told of generated tokens: for each of them, so not for nothing."""
+        ...
+
     def key(self, sequence: Sequence, now: float) -> tuple:
         """Smaller goes first. Asked when a sequence enters a queue, and when `rekeyed` names it; numbers, the last of
         which is the sequence's id (a total order)."""
@@ -63,6 +68,7 @@ class Ordered:
     """A policy that is its key and nothing else."""
 
     is_steady = False
+    counts_tokens = False
 
     def arrived(self, sequence: Sequence, waiting: WaitingQueue) -> None:
         pass
@@ -93,6 +99,10 @@ class Around:
 
     def __init__(self, inner: Policy) -> None:
         self.inner = inner
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self.inner.counts_tokens
 
     def key(self, sequence: Sequence, now: float) -> tuple:
         return self.inner.key(sequence, now)

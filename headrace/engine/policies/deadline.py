@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from headrace.core.sequence import Sequence
+from headrace.core.work import StepWork
 from headrace.engine.policies import Ordered
 from headrace.engine.state import EngineState
 
@@ -28,8 +29,7 @@ class EarliestDeadline(Ordered):
         wanted_s, waits_s = _deadline_s(sequence), self._remaining_s(sequence)
         if not now + waits_s <= wanted_s < _deadline_s(victim):
             return False
-        cost = self._state.ledger.cost
-        restoring_s = cost.seconds(victim.num_computed, 0, victim.num_computed) if cost else 0.0
+        restoring_s = self._state.ledger.costs.seconds(StepWork.of_prompt(victim.num_computed))
         return now + waits_s + restoring_s + self._remaining_s(victim) <= _deadline_s(victim)
 
     def _remaining_s(self, sequence: Sequence) -> float:

@@ -25,6 +25,8 @@ QUANTUM = 2048.0
 class DeficitFair(BetweenTenants):
     """With one tenant waiting it is the inner policy."""
 
+    counts_tokens = True
+
     def __init__(self, inner: Policy, weights: Mapping[str, float] | None = None, quantum: float = QUANTUM) -> None:
         super().__init__(inner, weights)
         self._quantum = quantum

@@ -26,6 +26,10 @@ class Fair(BetweenTenants):
         self.counters: dict[str, float] = {}
         """Tenant -> weighted service so far."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        return len(self.counters) > 1 or self.inner.counts_tokens
+
     def arrived(self, sequence: Sequence, waiting: WaitingQueue) -> None:
         self.inner.arrived(sequence, waiting)
         tenant = sequence.request.tenant

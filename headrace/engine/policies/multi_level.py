@@ -38,6 +38,8 @@ class _Place:
 class MultiLevel(Ordered):
     """Lower levels go first, and displace higher ones; within a level, first come first served."""
 
+    counts_tokens = True
+
     def __init__(
         self,
         first_quantum: float = FIRST_QUANTUM,

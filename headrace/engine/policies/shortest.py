@@ -20,6 +20,8 @@ from headrace.engine.policies import Ordered
 class ShortestFirst(Ordered):
     """SJF: least predicted work first, that done already included; whoever runs stays."""
 
+    counts_tokens = True
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._holds_to: dict[int, float] = {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from headrace.core.plan import StepPlan
 from headrace.core.protocols import Drafter
 from headrace.core.sequence import Sequence, Status
-from headrace.engine.speculative.row_cost import RowCost
+from headrace.core.work import StepTimes, StepWork
 from headrace.memory.manager import MemoryManager
 
 RUNNING = Status.RUNNING
@@ -32,7 +31,7 @@ class Speculation:
 
     A sequence's drafts are right with a chance of a, a^2, a^3 and so on, a being what its guesses have come to. Over
     all sequences, the likeliest drafts are taken, as many as make the step's tokens grow faster than its time. What a
-    row costs is learnt from the steps (`RowCost`): where a step is bound by reading the weights poor guesses pay too,
+    row costs the engine has learnt from its steps: where one is bound by reading the weights poor guesses pay too,
     where a batch fills the machine only good ones do.
 
     A guess is made for every decoding sequence in every step, and whether it was right is seen in what comes next, be
@@ -51,11 +50,11 @@ class Speculation:
     LEAST_GAIN = 1.02
     """Expected, in tokens per second: less than this is eaten up by what the step's cost does not show."""
 
-    def __init__(self, drafter: Drafter, max_drafts: int = 12) -> None:
+    def __init__(self, drafter: Drafter, times: StepTimes, max_drafts: int = 12) -> None:
         self.drafter = drafter
+        self.times = times
         self.max_drafts = max_drafts
         """Of one sequence in one step."""
-        self.cost = RowCost()
         self._guesses: dict[int, _Guesses] = {}
 
     def drafts(
@@ -67,12 +66,13 @@ class Speculation:
         token, for drafts go on from what is known.
         """
         chances: list[tuple[float, int]] = []
-        num_own = num_decoding = 0
+        num_own = num_decoding = num_keys = 0
         for sequence in running:
             if sequence.status is RUNNING and (remaining := sequence.num_remaining) > 0:
                 num_own += remaining
                 if remaining == 1:
                     num_decoding += 1
+                    num_keys += sequence.num_tokens
                     if sequence.num_tokens > sequence.num_prompt and sequence.request.grammar is None:
                         self._add_chances(sequence, chances)
         if not chances:
@@ -80,7 +80,7 @@ class Speculation:
         room = min(budget - num_own, self._num_spare_blocks(memory) - len(running))
         chances.sort(reverse=True)
         counts: dict[int, int] = {}
-        for _, id in chances[: self._num_that_pay(num_decoding, chances[: max(0, room)])]:
+        for _, id in chances[: self._num_that_pay(num_decoding, num_keys, chances[: max(0, room)])]:
             counts[id] = counts.get(id, 0) + 1
         in_flight = {sequence.id for sequence in running if sequence.num_in_flight}
         return {id: () if id in in_flight else self._guesses[id].drafts[:count] for id, count in counts.items()}
@@ -109,21 +109,21 @@ class Speculation:
         """Blocks that drafts may take in the group that has fewest, a block being needed for a draft at worst."""
         return min(group.num_available - int((1.0 - self.MOST_USED) * group.pool.num_blocks) for group in memory.groups)
 
-    def _num_that_pay(self, num_decoding: int, chances: SequenceOf[tuple[float, int]]) -> int:
+    def _num_that_pay(self, num_decoding: int, num_keys: int, chances: SequenceOf[tuple[float, int]]) -> int:
         """How many of the drafts, the likeliest first, to verify in a step of so many sequences."""
-        cost, expected, num_best = self.cost, float(num_decoding), 0
-        best = self.LEAST_GAIN * expected / cost.relative(num_decoding)
+        seconds, expected, num_best = self.times.seconds, float(num_decoding), 0
+        step_s = seconds(StepWork.of_streams(num_decoding, num_keys))
+        if step_s <= 0.0:
+            return len(chances)  # nothing is known yet: trying tells
+        best = self.LEAST_GAIN * expected / step_s
+        keys_each = num_keys // num_decoding
         for count, (chance, _) in enumerate(chances, 1):
             expected += chance
-            rate = expected / cost.relative(num_decoding + count)
+            num_rows = num_decoding + count
+            rate = expected / seconds(StepWork(num_rows, 0, 0, num_rows, num_keys, count * keys_each))
             if rate > best:
                 best, num_best = rate, count
         return num_best
-
-    def observe(self, plan: StepPlan, compute_s: float) -> None:
-        """A step has taken so long. Only steps in which every row samples tell what a draft's row costs."""
-        if len(plan.readout_rows) == len(plan.token_ids):
-            self.cost.observe(len(plan.token_ids), compute_s)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""

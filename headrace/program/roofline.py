@@ -1,25 +1,24 @@
-"""What a cost model starts from: the work of a Program, counted, over what a machine can do at most.
+"""What a cost model starts from: the work of a Program, counted, over what a machine can do.
 
 A step takes as long as its bytes at the memory's bandwidth or its operations at the arithmetic's peak, whichever is
-longer (Williams, Waterman and Patterson, Roofline, 2009). No machine is that fast: a few real steps take over.
+longer (Williams, Waterman and Patterson, Roofline, 2009). A rough start: a few real steps take over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.core.work import StepWork
 from headrace.program.program import Program
 
-STREAMS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (16, 256, 1024)
-PROMPTS = (4, 16, 64, 160)
+STREAMS = (1, 4, 16, 64)
+CONTEXTS = (16, 1024)
+PROMPTS = (16, 160)
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """Of a machine, at most."""
+class Peaks(NamedTuple):
+    """Of a machine."""
 
     flops_per_s: float
     """In the arithmetic of the kernels: for quantized weights that of integers."""
