@@ -30,16 +30,19 @@ class PacedBudget:
     """Prompts are read at the pace of the streams beside them.
 
     Where sequences are generating, a step that also reads prompts takes at most `target_s`, or without one `STRETCH`
-    times as long as a step of the streams alone, by what the engine knows of step times. Where none is, or nothing is
-    known yet, it takes up to `max_tokens`.
+    times as long as a step of the streams alone and no less than `UNNOTICED_S`, by what the engine knows of step times.
+    Where none is, or nothing is known yet, it takes up to `max_tokens`.
     """
 
     STRETCH = 2.5
     """Below 3, so that steps stay within three times the usual in spite of errors."""
+    UNNOTICED_S = 0.02
+    """Fifty tokens a second: nobody reads faster, and everybody's prompt is read sooner."""
     LEAST = 4
     """Prompt tokens that a step may always read: all requests go on."""
-    SLACK, SPREAD = 1.25, 3.0
-    """Steps aim lower once `SPREAD` times the mean error would take them past `SLACK` times their target."""
+    MOST_CAUTION = 0.2
+    """Steps aim lower by the mean error of predictions, at most by this: what other work on a machine adds to a step
+    does not get less with its tokens."""
 
     def __init__(self, max_tokens: int, costs: StepCosts, target_s: float | None = None) -> None:
         self.max_tokens = max_tokens
@@ -61,15 +64,16 @@ class PacedBudget:
             return self.max_tokens
         seconds, target_s = self._costs.seconds, self.target_s
         if target_s is None:
-            target_s = self.STRETCH * seconds(StepWork.of_streams(num_streams, num_keys))
-        if target_s <= 0.0:
-            return self.max_tokens
+            alone_s = seconds(StepWork.of_streams(num_streams, num_keys))
+            if alone_s <= 0.0:
+                return self.max_tokens
+            target_s = max(self.STRETCH * alone_s, self.UNNOTICED_S)
 
         def step(num_prompt: int) -> StepWork:
             num_pairs = num_prompt * start + num_prompt * (num_prompt + 1) // 2
             return StepWork(num_streams, num_prompt, 1, num_streams + 1, num_keys, num_pairs)
 
-        aim_s = target_s * min(1.0, self.SLACK / (1.0 + self.SPREAD * self._costs.error(step(most))))
+        aim_s = target_s * (1.0 - min(self._costs.error(step(most)), self.MOST_CAUTION))
         low, high = self.LEAST, most
         while low < high:  # the most prompt tokens, at least LEAST, with which the step meets its aim
             middle = (low + high + 1) // 2

@@ -60,11 +60,12 @@ def stream_beside_prompts(engine: Engine, num_streams: int) -> None:
 def test_streams_keep_their_pace(num_streams: int) -> None:
     engine, machine = paced()
     stream_beside_prompts(engine, num_streams)
-    mixed = [took for streams, prompt, took in machine.steps if streams >= num_streams and prompt > 1][2:]
+    mixed = [took for streams, prompt, took in machine.steps if streams >= num_streams and prompt > 1][4:]
     alone_s = FIXED_S + ROW_S * num_streams
     assert len(mixed) > 10
-    assert max(mixed) <= 3.3 * alone_s
-    assert sum(mixed) / len(mixed) >= 1.5 * alone_s, "prompts could be read faster"
+    target_s = max(2.5 * alone_s, 0.02)
+    assert max(mixed) <= 1.3 * target_s
+    assert sum(mixed) / len(mixed) >= 0.6 * target_s, "prompts could be read faster"
 
 
 def test_a_target_is_met() -> None:

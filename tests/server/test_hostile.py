@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +16,13 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.server.conftest import eventually
+from tests.server.healthy_stream import Healthy
 from tests.server.processes import get, served, value_of
 
 MODEL = "smollm2-135m-instruct"
 NUM_CASES = 2000
 NUM_HOSTILE = 400
 TIMEOUT_S = 30
-STREAM_TOKENS = 100
-
-
-class Healthy:
-    """Streams one reply after the other, and knows the gaps between their tokens."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.gaps_s: list[float] = []
-        self.texts: list[str] = []
-        self.errors: list[str] = []
-
-    @contextmanager
-    def running(self) -> Iterator[Healthy]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._is_over.set()
-            self._thread.join()
-
-    def _run(self) -> None:
-        body = {"prompt": "Once upon a time", "max_tokens": STREAM_TOKENS, "temperature": 0, "stream": True}
-        with httpx.Client(base_url=self._url, timeout=TIMEOUT_S, verify=False) as client:
-            while not self._is_over.is_set():
-                text, last_s = "", None
-                with client.stream("POST", "/completions", json=body | {"ignore_eos": True}) as answer:
-                    for line in answer.iter_lines():
-                        if not line.startswith("data: {"):
-                            continue
-                        now_s = time.monotonic()
-                        if last_s is not None:
-                            self.gaps_s.append(now_s - last_s)
-                        last_s = now_s
-                        chunk = json.loads(line.removeprefix("data: "))
-                        if "error" in chunk:
-                            self.errors.append(str(chunk))
-                            break
-                        text += chunk["choices"][0]["text"]
-                self.texts.append(text)
 
 
 def p99(values: list[float]) -> float:
@@ -215,13 +172,13 @@ def test_nothing_breaks_and_nobody_waits(smollm2_path: Path) -> None:
             f"{NUM_HOSTILE} hostile: {dict(hostile)}, slowest {slowest_s:.2f} s; {before_mb:.0f} -> {after_mb:.0f} MB"
         )
         for name, stream in (("ordinary", beside_others), ("cases", beside_cases), ("hostile", beside_hostile)):
-            gaps = stream.gaps_s
+            gaps, texts, errors = stream.streamed
             print(f"beside {name}: {len(gaps)} gaps, P99 {p99(gaps) * 1e3:.0f} ms, largest {max(gaps) * 1e3:.0f} ms")
-            assert not stream.errors
+            assert not errors
             # The last one may have been cut short by the end of the test; every other is whole and the same.
-            assert len(set(stream.texts)) == 1
+            assert len(set(texts)) == 1
         assert after_mb < before_mb + 300, "memory grows"
         eventually(lambda: value_of("headrace_requests_running", get(url, "/metrics").text) == 0)
-        normal_s = p99(beside_others.gaps_s)
+        normal_s = p99(beside_others.streamed.gaps_s)
         for stream in (beside_cases, beside_hostile):
-            assert p99(stream.gaps_s) <= 3 * normal_s
+            assert p99(stream.streamed.gaps_s) <= 3 * normal_s
