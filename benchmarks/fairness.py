@@ -84,7 +84,8 @@ def main(
         "## Fairness on the real engine\n\n"
         f"Made by `python -m benchmarks.fairness {options} --write` on {time.strftime('%Y-%m-%d')}: "
         f"SmolLM2-135M-Instruct Q4_1, two tenants who never stop waiting ({BACKLOGS['heavy']} and {BACKLOGS['light']} "
-        f"requests), prompts of 5 to {LONGEST_PROMPT} tokens, replies of 2 to {LONGEST_REPLY}. Weighted tokens; the bound, 2 max(w_p L_in, w_q M), is {BOUND:,.0f}.\n\n{table(heads, rows)}"
+        f"requests), prompts of 5 to {LONGEST_PROMPT} tokens, replies of 2 to {LONGEST_REPLY}. Weighted tokens; the "
+        f"bound, 2 max(w_p L_in, w_q M), is {BOUND:,.0f}.\n\n{table(heads, rows)}"
     )
     print(body)
     if write:

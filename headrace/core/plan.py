@@ -73,6 +73,7 @@ class StepPlan:
         "budget",
         "copies",
         "has_drafts",
+        "has_unknown",
         "horizon",
         "num_drafts",
         "parents",
@@ -104,6 +105,8 @@ class StepPlan:
         self.has_drafts = False
         """Some span is a tree. Whoever gives a row another parent than the row before it sets this; a chain of drafts
         does not."""
+        self.has_unknown = False
+        """Some token is in flight: its id is below zero."""
         self.num_drafts = 0
         """Rows that are guesses: see `Span.num_drafts`."""
         self.horizon = 1

@@ -75,10 +75,15 @@ class PacedBudget:
 
         aim_s = target_s * (1.0 - min(self._costs.error(step(most)), self.MOST_CAUTION))
         low, high = self.LEAST, most
-        while low < high:  # the most prompt tokens, at least LEAST, with which the step meets its aim
-            middle = (low + high + 1) // 2
-            if seconds(step(middle)) <= aim_s:
-                low = middle
+        low_s, high_s = seconds(step(low)), seconds(step(high))
+        if high_s <= aim_s:
+            return self.max_tokens
+        while high - low > 1 and low_s < aim_s:  # the most prompt tokens with which the step meets its aim
+            share = (aim_s - low_s) / (high_s - low_s)  # a step's time is nearly a line
+            middle = min(low + max(1, int(share * (high - low))), high - 1)
+            middle_s = seconds(step(middle))
+            if middle_s <= aim_s:
+                low, low_s = middle, middle_s
             else:
-                high = middle - 1
+                high, high_s = middle, middle_s
         return num_streams + low

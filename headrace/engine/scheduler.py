@@ -331,10 +331,10 @@ class Scheduler:
         if copies:
             plan.copies += copies
         plan.parents.append(StepPlan.IN_CACHE)
+        if end > num_known:
+            plan.has_unknown = True
         if count == 1:  # most spans: no slices, no ranges
-            plan.token_ids.append(
-                tokens[start] if end <= num_known else -1 - sequence.readout
-            )  # or the token in flight
+            plan.token_ids.append(tokens[start] if end <= num_known else -1 - sequence.readout)
             plan.positions.append(start)
         else:
             plan.token_ids.extend(tokens[start:end])

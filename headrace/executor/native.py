@@ -50,9 +50,7 @@ class NativeExecutor:
 
     def _run(self, step: _Step) -> StepResult:
         start_s = time.perf_counter()
-        inputs = step.inputs
-        if self._thread is not None:  # else no plan is made before the last one's tokens are known
-            inputs = inputs.with_previous(self._last_tokens)
+        inputs = step.inputs.with_previous(self._last_tokens) if step.has_unknown else step.inputs
         self._model.apply(step.copies)
         matchers: dict[int, Matcher] = {}
         readouts = _readouts(step, inputs, self._vocab_size, matchers)
@@ -72,10 +70,11 @@ class NativeExecutor:
 class _Step:
     """What a step needs of its plan, copied: the plan's tables go on changing."""
 
-    __slots__ = ("copies", "inputs", "kinds", "pools", "rows", "sequences", "targets")
+    __slots__ = ("copies", "has_unknown", "inputs", "kinds", "pools", "rows", "sequences", "targets")
 
     def __init__(self, plan: StepPlan) -> None:
         self.inputs = BatchInputs.from_plan(plan)
+        self.has_unknown = plan.has_unknown
         self.copies = plan.copies
         self.kinds = plan.readout_kinds
         self.targets = plan.readout_targets
