@@ -58,8 +58,8 @@ def measure(traces: Path, progress: Progress) -> Section:
         f"The chat workload, fcfs, at most {SIM.max_running} running, lengths known; loads as shares of "
         "the capacity of continuous batching. Carried: the highest load whose P95 end-to-end latency stays "
         f"under {' and '.join(f'{worse:g}' for worse in WORSE)} times that of continuous batching at load "
-        f"{LOADS[0]:g}, and as a share of what continuous batching carries. P95 in seconds. A static batch computes nothing for "
-        "replies that have ended: it has no padding, and loses only the places.\n\n"
+        f"{LOADS[0]:g}, and as a share of what continuous batching carries. P95 in seconds. A static batch computes "
+        "nothing for replies that have ended: it has no padding, and loses only the places.\n\n"
     )
     return Section(body + "\n".join(part.body for part in parts), tuple(plot for part in parts for plot in part.plots))
 
