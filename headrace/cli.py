@@ -114,7 +114,8 @@ def serve(
         float | None,
         typer.Option(
             min=0.1,
-            help="Longest step that reads prompts beside running streams. Default: 2.5 times a step without prompts.",
+            help="Longest step that reads prompts beside running streams. Default: 2.5 times a step without prompts, "
+            "and 20 ms at least.",
         ),
     ] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get 429.")] = 256,

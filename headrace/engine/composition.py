@@ -85,7 +85,8 @@ class SchedulingConfig:
     budget: str = "paced"
     """Of a step: "paced", computed from what steps take; or "fixed", the most a step may take."""
     inter_token_ms: float | None = None
-    """Of "paced": what a step may take that reads prompts beside streams. None: 2.5 times one without."""
+    """Of "paced": what a step may take that reads prompts beside streams. None: 2.5 times one without, and 20 ms
+    at least."""
     reserve_replies: bool = False
     """Start who fits with its whole predicted reply, not with its prompt only."""
     tenant_running_tokens: int | None = None

@@ -108,15 +108,12 @@ class Deployment:
     name: str
     context_length: int
     description: ModelDescription
+    grammars: GrammarCompiler
+    """For replies that have to follow something."""
     tool_format: Format | None = None
     """How the model writes tool calls; None: its template knows no tools, and they are told in words."""
     thinking: Thinking | None = None
     """The marks of the model's reasoning, if it has any."""
-    grammars: GrammarCompiler = field(init=False)
-    """For replies that have to follow something."""
-
-    def __post_init__(self) -> None:
-        self.grammars = GrammarCompiler(self.tokenizer, self.vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -135,8 +132,12 @@ class Deployment:
         return frozenset(token for token in self.tokenizer.eos_ids if token < self.vocab_size)
 
 
-def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
-    """Fetch, load and compose. Raises `HeadraceError` of one kind or another for whatever does not fit."""
+def build(config: ServeConfig, progress: Progress | None = None, *, constrains: bool = False) -> Deployment:
+    """Fetch, load and compose. Raises `HeadraceError` of one kind or another for whatever does not fit.
+
+    `constrains`: grammars will be wanted, so their compiler gets ready beside the loading; whoever calls its `prepare`
+    waits for that.
+    """
     _check(config)
     progress = progress or no_progress
     path = resolve(config.model, progress)
@@ -145,6 +146,10 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
     context_length = _context_length(config, description)
     tokenizer = load_tokenizer(checkpoint, description)
     template = _template(config, tokenizer)
+    vocab_size = min(tokenizer.vocab_size, description.vocab_size)
+    grammars = GrammarCompiler(tokenizer, vocab_size)
+    if constrains:
+        grammars.prepare_meanwhile()
     weights = open_weights(checkpoint, description.program)
     for name in weights.unused:
         log.warning("tensor %s of %s is not used by architecture %s", name, path.name, description.architecture)
@@ -161,7 +166,7 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         num_blocks,
         costs=LearntCosts(starting_cost_model(config, description.program, weights.num_bytes)),
         context_length=context_length,
-        vocab_size=min(tokenizer.vocab_size, description.vocab_size),
+        vocab_size=vocab_size,
         numerics=f"{checkpoint.digest()}/{backend.numerics}",
     )
     checkpoint.forget_pages()  # every backend has its own copy of the weights by now
@@ -172,6 +177,7 @@ def build(config: ServeConfig, progress: Progress | None = None) -> Deployment:
         name=config.served_model_name or _name_of(config.model),
         context_length=context_length,
         description=description,
+        grammars=grammars,
         tool_format=_tool_format(config, template),
         thinking=None if template is None else thinking_of(template.source),
     )

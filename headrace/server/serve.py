@@ -78,8 +78,8 @@ def serve(
     with contextlib.closing(listener):
         start_s = time.monotonic()
         with progress as report:
-            deployment = build(config, report)
-            deployment.grammars.prepare()
+            deployment = build(config, report, constrains=True)
+            deployment.grammars.prepare()  # else its end would hold up the first streams
         load_s = time.monotonic() - start_s
         app = create_app(
             deployment,

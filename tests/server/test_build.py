@@ -18,7 +18,12 @@ from tests.server.fakes import EOS, make_tokenizer
 )
 def test_ids_are_those_of_tokenizer_and_embedding_alike(num_rows: int, vocab_size: int, eos_ids: set[int]):
     """Embeddings are padded, and some tokenizers have more ids than their embedding has rows (Gemma's folder: one)."""
-    parts: Any = {"engine": None, "template": None, "description": SimpleNamespace(vocab_size=num_rows)}
+    parts: Any = {
+        "engine": None,
+        "template": None,
+        "grammars": None,
+        "description": SimpleNamespace(vocab_size=num_rows),
+    }
     deployment = Deployment(tokenizer=make_tokenizer(), name="x", context_length=8, **parts)
     assert (deployment.vocab_size, deployment.eos_ids) == (vocab_size, eos_ids)
 

@@ -53,7 +53,7 @@ def test_the_vocabulary_is_wrapped_before_a_server_is_ready(monkeypatch: pytest.
         raise ConfigurationError("prepared first")
 
     deployment.grammars.prepare = prepare
-    monkeypatch.setattr(module, "build", lambda config, progress=None: deployment)
+    monkeypatch.setattr(module, "build", lambda config, progress=None, *, constrains: deployment)
     with pytest.raises(ConfigurationError, match="prepared first"):
         module.serve(ServeConfig(), module.ServerOptions(port=0))
 

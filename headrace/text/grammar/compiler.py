@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -55,6 +56,15 @@ class GrammarCompiler:
         and longer beside other work: whoever has streams must have done it before, or all of them stop meanwhile."""
         with self._lock:
             self._wrap()
+
+    def prepare_meanwhile(self) -> None:
+        """The same on a thread of its own; `prepare` and whatever needs it then wait for its end, or do it again and
+        tell what is wrong."""
+        threading.Thread(target=self._prepare_quietly, name="headrace-grammars", daemon=True).start()
+
+    def _prepare_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self.prepare()
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Raises `InvalidRequest` naming the constraint's field for what is wrong, unsupported or too expensive."""
