@@ -61,6 +61,14 @@ class Figures:
     def mean(self) -> float:
         return sum(self.latency) / len(self.latency)
 
+    @classmethod
+    def of_all(cls, runs: Sequence[Figures]) -> Figures:
+        """Of several runs together."""
+        latency, ttft, tpot = (
+            tuple(value for run in runs for value in getattr(run, name)) for name in ("latency", "ttft", "tpot")
+        )
+        return cls(latency, ttft, tpot, sum(run.preemptions for run in runs), sum(run.num_refused for run in runs))
+
 
 def times(coefficients: Sequence[float] = COEFFICIENTS) -> CostModel:
     model = CostModel()
@@ -72,10 +80,15 @@ def scheduled(policy: str = "fcfs", **fields) -> SchedulingConfig:
     return SchedulingConfig(policy=policy, **fields)
 
 
-def trace(path: Path, num_requests: int) -> tuple[TraceRow, ...]:
-    """The first rows of a trace, with lengths scaled and at the pace it was recorded with."""
-    rows = read_trace(path, length_scale=SCALE)[:num_requests]
-    return tuple(replace(row, num_output=min(row.num_output, MAX_TOKENS)) for row in rows)
+def trace(path: Path, num_requests: int, stretch: int = 0) -> tuple[TraceRow, ...]:
+    """So many rows of a trace, the first ones or a later stretch, with lengths scaled and at the pace it was recorded
+    with, from time 0."""
+    begin = stretch * num_requests
+    rows = read_trace(path, length_scale=SCALE)[begin : begin + num_requests]
+    start_s = rows[0].arrival_s
+    return tuple(
+        replace(row, arrival_s=row.arrival_s - start_s, num_output=min(row.num_output, MAX_TOKENS)) for row in rows
+    )
 
 
 def chat(num_requests: int, scale: float = SCALE) -> tuple[TraceRow, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,8 @@ from headrace.sim.traces import TraceRow
 
 LOAD = 0.9
 MAX_RUNNING = 16
+NUM_STRETCHES = 5
+"""Of the trace, one after the other: what one of them says of a policy hangs on its few longest replies."""
 SIGMAS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 WORKLOADS = {"prompts as recorded": (3000, 1.0), "prompts cut to an eighth": (1500, 1 / 8)}
 """Requests, and what is left of prompts: by service units they are most of the work, and known to everybody."""
@@ -36,22 +39,27 @@ def measure(traces: Path, progress: Progress) -> Section:
     body = (
         "### Shortest first, and what errors of predictions cost\n\n"
         f"Azure conversation, {LOAD:g} of capacity, at most {MAX_RUNNING} running, lengths of replies hidden from the "
-        "engine. Sigma: of the log-normal factor on the oracle's predictions. End-to-end latency in seconds. Theory: "
+        f"engine; {NUM_STRETCHES} stretches of the trace, each at its own capacity, counted together. Sigma: of the "
+        "log-normal factor on the oracle's predictions. End-to-end latency in seconds. Theory: "
         "srpt (oracle) <= sjf (oracle) <= fcfs, and srpt worse with its noise.\n"
     )
     plots = []
     for number, (name, (num_requests, kept)) in enumerate(WORKLOADS.items()):
-        rows = tuple(replace(row, num_prompt=max(1, round(row.num_prompt * kept))) for row in trace(path, num_requests))
-        text, plot = _compare(name, rows, f"policies-noise-{number + 1}", progress)
+        stretches = [
+            tuple(replace(row, num_prompt=max(1, round(row.num_prompt * kept))) for row in trace(path, num_requests, n))
+            for n in range(NUM_STRETCHES)
+        ]
+        text, plot = _compare(name, stretches, f"policies-noise-{number + 1}", progress)
         body += text
         plots.append(plot)
     return Section(body, tuple(plots))
 
 
-def _compare(title: str, rows: tuple[TraceRow, ...], file: str, progress: Progress) -> tuple[str, Plot]:
+def _compare(title: str, stretches: Sequence[tuple[TraceRow, ...]], file: str, progress: Progress) -> tuple[str, Plot]:
     sim = replace(SIM, max_running=MAX_RUNNING)
-    rate = LOAD * capacity(sim, rows)
-    workload = at_rate(rows, rate)
+    progress(f"{title}, capacity")
+    rates = [LOAD * capacity(sim, rows) for rows in stretches]
+    workloads = [at_rate(rows, rate) for rows, rate in zip(stretches, rates, strict=True)]
     configs = {
         "fcfs": scheduled("fcfs"),
         "mlfq": scheduled("mlfq"),
@@ -62,7 +70,8 @@ def _compare(title: str, rows: tuple[TraceRow, ...], file: str, progress: Progre
     found: dict[str, Figures] = {}
     for name, config in configs.items():
         progress(f"{title}, {name}")
-        found[name] = figures(replace(sim, scheduling=config), workload, hidden=True)
+        runs = [figures(replace(sim, scheduling=config), workload, hidden=True) for workload in workloads]
+        found[name] = Figures.of_all(runs)
     first = found["fcfs"].mean
     lines = [
         (
@@ -79,10 +88,13 @@ def _compare(title: str, rows: tuple[TraceRow, ...], file: str, progress: Progre
     means = [found[noisy(sigma)].mean for sigma in SIGMAS]
     oracle, shortest, levels = (found[name].mean for name in (noisy(0.0), "sjf, oracle", "mlfq"))
     as_theory = oracle <= shortest <= first and all(a <= b for a, b in pairwise(means))
-    num_prompt, num_output = (sum(getattr(row, name) for row in rows) for name in ("num_prompt", "num_output"))
+    num_prompt, num_output = (
+        sum(getattr(row, name) for rows in stretches for row in rows) for name in ("num_prompt", "num_output")
+    )
     share = GENERATED_WORK * num_output / (PROMPT_WORK * num_prompt + GENERATED_WORK * num_output)
     text = (
-        f"\n**{title.capitalize()}**: the first {len(rows):,} requests, {rate:.2f} per second; replies are "
+        f"\n**{title.capitalize()}**: {len(stretches)} times {len(stretches[0]):,} requests, {min(rates):.2f} to "
+        f"{max(rates):.2f} per second; replies are "
         f"{100 * share:.0f} % of the work.\n\n{table(header, lines)}\n"
         f"The order of theory {'came out' if as_theory else 'did not come out in all places'}: srpt {oracle:.3f}, sjf "
         f"{shortest:.3f}, fcfs {first:.3f} s; srpt by sigma {', '.join(f'{mean:.2f}' for mean in means)}. srpt stops "

@@ -73,7 +73,7 @@ class PacedBudget:
             num_pairs = num_prompt * start + num_prompt * (num_prompt + 1) // 2
             return StepWork(num_streams, num_prompt, 1, num_streams + 1, num_keys, num_pairs)
 
-        aim_s = target_s * (1.0 - min(self._costs.error(step(most)), self.MOST_CAUTION))
+        aim_s = target_s * (1.0 - min(self._costs.errors[1], self.MOST_CAUTION))
         low, high = self.LEAST, most
         low_s, high_s = seconds(step(low)), seconds(step(high))
         if high_s <= aim_s:

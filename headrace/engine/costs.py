@@ -16,8 +16,9 @@ class StepCosts(StepTimes, Protocol):
     learns: bool
     """Steps change it."""
 
-    def error(self, work: StepWork) -> float:
-        """Mean absolute relative error of late, of steps of this kind."""
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Mean absolute relative error of late, of steps without prompts and with."""
         ...
 
     def observe(self, plan: StepPlan, compute_s: float) -> None:
@@ -29,12 +30,10 @@ class GivenCosts:
     """Known beforehand: of a simulation, whose steps take exactly what the model says."""
 
     learns = False
+    errors = (0.0, 0.0)
 
     def __init__(self, times: StepTimes) -> None:
         self.seconds = times.seconds
-
-    def error(self, work: StepWork) -> float:
-        return 0.0
 
     def observe(self, plan: StepPlan, compute_s: float) -> None:
         pass
@@ -62,8 +61,10 @@ class LearntCosts:
     def seconds(self, work: StepWork) -> float:
         return self._paces[work.num_prompt > 0].factor * self.model.seconds(work)
 
-    def error(self, work: StepWork) -> float:
-        return self._paces[work.num_prompt > 0].error
+    @property
+    def errors(self) -> tuple[float, float]:
+        alone, beside = self._paces
+        return alone.error, beside.error
 
     def observe(self, plan: StepPlan, compute_s: float) -> None:
         self._num_steps += 1

@@ -721,6 +721,7 @@ class Scheduler:
             num_places=self.num_places,
             step_budget=self._step_budget,
             calibration=state.ledger.calibration.report,
+            cost_errors=state.ledger.costs.errors,
             tenants=tuple(
                 [
                     TenantStats(name, use.num_queued, use.num_running, use.prompt_tokens, use.generated_tokens)

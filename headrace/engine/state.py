@@ -85,6 +85,8 @@ class EngineStats:
     """Tokens the latest step could have had."""
     calibration: CalibrationReport
     """Of the length predictor."""
+    cost_errors: tuple[float, float]
+    """Mean absolute relative error of predicted step times of late, without prompts and with."""
     tenants: tuple[TenantStats, ...]
     verifications: int
     proposed_drafts: int

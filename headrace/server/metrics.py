@@ -85,6 +85,14 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily(
             "headrace_step_budget_tokens", "Tokens the latest step could have had.", stats.step_budget
         )
+        errors = GaugeMetricFamily(
+            "headrace_step_time_error",
+            "Mean absolute relative error of predicted step times of late: of steps of streams, and with prompts.",
+            labels=["kind"],
+        )
+        for kind, error in zip(("streams", "prompts"), stats.cost_errors, strict=True):
+            errors.add_metric([kind], error)
+        yield errors
         calibration = stats.calibration
         yield GaugeMetricFamily(
             "headrace_length_log_error",

@@ -63,7 +63,7 @@ def test_a_machine_that_gets_slower_is_noticed_within_some_steps():
     plan = CHUNKS[4]
     work = StepWork.of(plan)
     assert costs.seconds(work) == pytest.approx(true_s(work), rel=0.05)
-    assert costs.error(work) < 0.06
+    assert costs.errors[1] < 0.06
     teach(costs, CHUNKS, rng, slow=2.0, num_steps=30)
     assert costs.seconds(work) == pytest.approx(2 * true_s(work), rel=0.1)
     teach(costs, CHUNKS, rng, slow=1.0, num_steps=40)

@@ -194,6 +194,7 @@ class FakeEngine:
             num_places=self.num_places,
             step_budget=160,
             calibration=CalibrationReport(100, 0.5, 0.25),
+            cost_errors=(0.125, 0.25),
             tenants=(TenantStats("a", 10, 20, 30, 40),),
             verifications=0,
             proposed_drafts=0,
