@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from headrace.core.request import Request
@@ -24,8 +26,14 @@ def gemma(gemma_path, data_path) -> Loaded:
     return Loaded.open(gemma_path, data_path / "gemma-3-270m.q4_k_m.json")
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 2048])
-@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        *itertools.product(["smollm2"], [16, 64, 2048]),
+        pytest.param("gemma", 16, marks=pytest.mark.long),
+        *itertools.product(["gemma"], [64, 2048]),
+    ],
+)
 def test_teacher_forced_logprobs(name, chunk, request):
     """Prompts and their greedy continuations as one scored prompt: chunks of 16, of 64, and whole."""
     loaded: Loaded = request.getfixturevalue(name)

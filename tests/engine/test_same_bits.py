@@ -166,7 +166,7 @@ class HalfKnowing:
 class Eager(Speculation):
     """Verifies all there are, whether that pays or not."""
 
-    def _num_that_pay(self, num_decoding: int, chances: Sequence[tuple[float, int]]) -> int:
+    def _num_that_pay(self, num_decoding: int, num_keys: int, chances: Sequence[tuple[float, int]]) -> int:
         return len(chances)
 
 
@@ -294,7 +294,8 @@ def run_schedule(native: Native, seed: str, longest: int, isas: Sequence[str]) -
     drafts = random.Random(f"{seed} drafts")
     if drafts.random() < 0.6:
         drafter = HalfKnowing(alone, drafts) if drafts.random() < 0.7 else PromptLookup()
-        engine.scheduler.speculation = Eager(drafter, drafts.choice([1, 2, 5, 12]))
+        costs = engine.scheduler.state.ledger.costs
+        engine.scheduler.speculation = Eager(drafter, costs, drafts.choice([1, 2, 5, 12]))
     replies = generate(engine, requests, arrivals)
     machine = f"{threads=}, {depth=}, {budget=}, {num_blocks=}, {isa=}"
     for request in requests:

@@ -144,7 +144,7 @@ def run(setup: Setup, arrivals: list[Arrival], max_horizon: int) -> Outcome:
         if arrival.wish in (3, 4):
             due.append((time_s + 0.2, index, "abort" if arrival.wish == 3 else "fork"))
     due.sort()
-    outcome = Outcome([], [], 0.0, None, [], None, 0)
+    outcome = Outcome([], [], 0.0, None, [], 0)
     num_steps = 0
     while due or engine.has_work:
         while due and due[0][0] <= clock.now():
