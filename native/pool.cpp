@@ -10,9 +10,10 @@ namespace headrace {
 
 namespace {
 
-// Shorter than a time slice, and much longer than a wake-up: who sleeps at one barrier comes late to the next, where the
-// others sleep in turn. (Beside a busy client on two cores, 100 us gave half as many slow steps again.)
-constexpr auto SPIN = std::chrono::microseconds(1000);
+// Longer than the attention that one thread does for all (a wake-up costs as much again), shorter than a time slice.
+// (With 1 ms, a step of one stream took 170 ms beside a program that keeps one of two cores busy: who spins holds the core
+// that the thread it waits for could have.)
+constexpr auto SPIN = std::chrono::microseconds(100);
 constexpr int SPINS_PER_LOOK = 32;  // at the clock
 
 inline void relax() {
