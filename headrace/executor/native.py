@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -36,6 +37,8 @@ class NativeExecutor:
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, "headrace-step") if overlapped else None
         self._last_tokens: list[int] = []
+        # Of its own: another engine of this process may run a step at the same time.
+        self._plain_readouts = lru_cache(maxsize=16)(_plain_readouts)
 
     @property
     def backend(self) -> NativeModel:
@@ -53,7 +56,15 @@ class NativeExecutor:
         inputs = step.inputs.with_previous(self._last_tokens) if step.has_unknown else step.inputs
         self._model.apply(step.copies)
         matchers: dict[int, Matcher] = {}
-        readouts = _readouts(step, inputs, self._vocab_size, matchers)
+        asking = [
+            readout
+            for readout, (kind, sequence) in enumerate(zip(step.kinds, step.sequences, strict=True))
+            if kind != SAMPLE or not sequence.is_plain
+        ]
+        if asking:
+            readouts = _readouts(step, asking, inputs, self._vocab_size, matchers)
+        else:
+            readouts = self._plain_readouts(len(step.sequences), self._vocab_size)
         self._model.step(inputs, readouts)
         tokens = readouts.tokens.tolist()
         forced, errors = follow(matchers, step.sequences, tokens) if matchers else (None, None)
@@ -83,21 +94,15 @@ class _Step:
         self.pools = plan.pools
 
 
-def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[int, Matcher]) -> Readouts:
-    """What to ask; `matchers` gets those of the readouts that have one."""
+def _readouts(
+    step: _Step, asking: list[int], inputs: BatchInputs, vocab_size: int, matchers: dict[int, Matcher]
+) -> Readouts:
+    """What to ask: more than the largest logit in the readouts `asking`. `matchers` gets those of the readouts that
+    have one."""
     count = len(step.sequences)
-    asking = [
-        readout
-        for readout, (kind, sequence) in enumerate(zip(step.kinds, step.sequences, strict=True))
-        if kind != SAMPLE or not sequence.is_plain
-    ]
-    if not asking:
-        return _plain_readouts(count, vocab_size)
-    mask_rows = np.full(count, -1, np.int32)
+    plain = _plain_readouts(count, vocab_size)
     masks: list[Mask] = []
-    numbers = np.zeros((count, len(NUMBERS)))
-    num_top = np.full(count, -1, np.int32)
-    max_top = -1
+    numbers, max_top = plain.numbers, -1
     lists, kinds = _IdLists(), step.kinds
     for readout in asking:
         sequence = step.sequences[readout]
@@ -108,7 +113,7 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
             position = int(inputs.positions[row]) + 1
             if request.grammar is not None:
                 matcher = matchers[readout] = matcher_at(sequence, position, int(inputs.token_ids[row]))
-                mask_rows[readout] = len(masks)
+                plain.mask_rows[readout] = len(masks)
                 masks.append(mask_of(matcher, sequence, position, vocab_size))
             if not params.is_greedy:
                 draw = uniform(params.seed, sequence.choice, position)
@@ -123,43 +128,35 @@ def _readouts(step: _Step, inputs: BatchInputs, vocab_size: int, matchers: dict[
             wanted = -1 if params.num_logprobs is None else params.num_logprobs
         else:
             wanted = sequence.request.prompt_top
-        num_top[readout] = wanted
+        plain.num_top[readout] = wanted
         max_top = max(max_top, wanted)
     lists.skip_to(count)
     width = max(max_top, 0)
-    return Readouts(
-        vocab_size=vocab_size,
+    return replace(
+        plain,
         targets=np.array(step.targets, np.int32),
-        num_top=num_top,
-        numbers=numbers,
         ids=np.array(lists.ids, np.int32),
         values=np.array(lists.values, np.float64),
         starts=np.array(lists.starts, np.int32),
-        mask_rows=mask_rows,
-        masks=np.array(masks) if masks else np.empty((0, words_of(vocab_size)), np.uint32),
-        tokens=np.empty(count, np.int32),
-        logprobs=np.zeros(count),
-        ranks=np.zeros(count, np.int32),
+        masks=np.array(masks) if masks else plain.masks,
         top_ids=np.zeros((count, width), np.int32),
         top_logprobs=np.zeros((count, width)),
         has_logprobs=max_top >= 0,
     )
 
 
-@lru_cache(maxsize=16)
 def _plain_readouts(count: int, vocab_size: int) -> Readouts:
-    """Of a step whose rows are all plain, as nearly all are. Its arrays are used again, for one step runs at a time and
+    """Of a step whose rows are all plain, as nearly all are. An executor uses them again: one step runs at a time, and
     its tokens are read before the next."""
-    nothing, none = np.empty(0, np.int32), np.full(count, -1, np.int32)
     return Readouts(
         vocab_size=vocab_size,
-        targets=none,
-        num_top=none,
+        targets=np.full(count, -1, np.int32),
+        num_top=np.full(count, -1, np.int32),
         numbers=np.zeros((count, len(NUMBERS))),
-        ids=nothing,
+        ids=np.empty(0, np.int32),
         values=np.empty(0),
         starts=np.zeros(NUM_LISTS * count + 1, np.int32),
-        mask_rows=none,
+        mask_rows=np.full(count, -1, np.int32),
         masks=np.empty((0, words_of(vocab_size)), np.uint32),
         tokens=np.empty(count, np.int32),
         logprobs=np.zeros(count),

@@ -114,6 +114,28 @@ def test_int8_activations_and_an_f16_cache_cost_little(
     assert abs(ratio - 1) < 0.005
 
 
+def test_two_engines_of_one_process_keep_their_tokens_apart(data_path: Path):
+    """What a step answers into is no other executor's: one engine steps while another's step has yet to be read."""
+    folder = data_path / "tiny" / "llama"
+    asked = [Request("r", prompt, SamplingParams(max_tokens=12, temperature=0)) for prompt in ((1, 2, 3), (9, 8, 7, 6))]
+    alone = [run(native_engine(folder, kv_f16=True, context_length=128), request)["r"].tokens for request in asked]
+    assert alone[0] != alone[1]
+    first, second = (native_engine(folder, kv_f16=True, context_length=128) for _ in asked)
+    model, others = first.executor.backend, []
+    step = model.step
+
+    def interrupted(inputs, readouts) -> None:
+        step(inputs, readouts)
+        others.extend(token for event in second.step() for token in event.tokens)
+
+    model.step = interrupted
+    second.submit(asked[1])
+    assert run(first, asked[0])["r"].tokens == alone[0]
+    while second.has_work:
+        others.extend(token for event in second.step() for token in event.tokens)
+    assert others == alone[1]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_row_without_a_token_ends_its_sequence_only(depth: int, data_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The sampler says -1 where numbers are not finite: no id, and nothing that another step may look up."""
