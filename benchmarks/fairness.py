@@ -18,15 +18,13 @@ from rich.progress import Progress
 
 from benchmarks.peers.report import replace_section, table
 from benchmarks.policies.backlogged import gaps, serve_backlogged
-from benchmarks.policies.fairness import BACKLOGS, LONGEST_PROMPT, LONGEST_REPLY, POOL_TOKENS
+from benchmarks.policies.fairness import BACKLOGS, BOUND, HEADS, LONGEST_PROMPT, LONGEST_REPLY, POOL_TOKENS, cells
 from headrace.engine.composition import SchedulingConfig
-from headrace.engine.ledger import GENERATED_WORK, PROMPT_WORK
 from headrace.server.build import ServeConfig, build
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BYTES_PER_TOKEN = 30 * 2 * 192 * 2
 """Of SmolLM2-135M in f16: layers, keys and values, 3 heads of 64."""
-BOUND = 2 * max(PROMPT_WORK * LONGEST_PROMPT, GENERATED_WORK * POOL_TOKENS)
 WANTED = 50
 """Times the bound's worth of service."""
 
@@ -56,29 +54,12 @@ def main(
                 each_step=lambda task=task: progress.advance(task),
             )
             took_s = time.perf_counter() - begin_s
-            apart, total = max(gaps(history, dict.fromkeys(BACKLOGS, 1.0))), sum(history[-1].values())
-            rows.append(
-                (
-                    policy,
-                    f"{capacity:,}",
-                    f"{total / BOUND:.1f}" + ("" if total >= WANTED * BOUND else f" **under {WANTED}**"),
-                    f"{apart:,.0f}",
-                    f"{apart / BOUND:.2f}",
-                    f"{history[-1]['light'] / total:.2f}",
-                    f"{total / took_s:,.0f}",
-                    f"{engine.stats().preemptions:,}",
-                )
-            )
-    heads = (
-        "policy",
-        "cache, tokens",
-        "served, bounds",
-        "largest difference",
-        "of the bound",
-        "light tenant's share",
-        "weighted tokens/s",
-        "preemptions",
-    )
+            served = sum(history[-1].values()) / BOUND
+            verdict = "" if served >= WANTED else f" **under {WANTED}**"
+            apart = max(gaps(history, dict.fromkeys(BACKLOGS, 1.0)))
+            figures = cells(apart, history[-1], took_s, engine.stats().preemptions)
+            rows.append((policy, f"{capacity:,}", f"{served:.1f}{verdict}", *figures))
+    heads = ("policy", "cache, tokens", "served, bounds", *HEADS)
     options = f"--steps {steps}" + (f" --threads {threads}" if threads else "")
     body = (
         "## Fairness on the real engine\n\n"

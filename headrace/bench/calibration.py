@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.backends.native import _native
 from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.cost_model import CostModel, save_cost_model
 from headrace.core.request import Request
@@ -224,8 +223,8 @@ def about(config: ServeConfig, deployment: Deployment) -> dict[str, Any]:
     return {
         "model": deployment.name,
         "processor": system.processor(),
-        "threads": config.threads or system.usable_cores()[0],
-        "isa": config.isa or _native.isas()[0],
+        "threads": config.num_threads,
+        "isa": config.instruction_set,
         "kv_format": config.kv_format,
         "context_length": deployment.context_length,
         "vocab_size": deployment.vocab_size,

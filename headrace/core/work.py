@@ -40,10 +40,10 @@ class StepWork(NamedTuple):
         return cls(num_streams, num_prompt, num_prompts, len(plan.readout_rows), num_keys, num_pairs)
 
     @classmethod
-    def of_prompt(cls, num_tokens: int, start: int = 0) -> StepWork:
-        """Of a prompt alone, read from position `start`."""
+    def of_prompt(cls, num_tokens: int, start: int = 0, num_streams: int = 0, num_keys: int = 0) -> StepWork:
+        """Of a prompt read from position `start`, alone or beside streams that read so many cached keys together."""
         num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-        return cls(0, num_tokens, int(num_tokens > 0), 1, 0, num_pairs)
+        return cls(num_streams, num_tokens, int(num_tokens > 0), num_streams + 1, num_keys, num_pairs)
 
     @classmethod
     def of_streams(cls, num_streams: int, num_keys: int) -> StepWork:

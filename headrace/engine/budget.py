@@ -69,19 +69,18 @@ class PacedBudget:
                 return self.max_tokens
             target_s = max(self.STRETCH * alone_s, self.UNNOTICED_S)
 
-        def step(num_prompt: int) -> StepWork:
-            num_pairs = num_prompt * start + num_prompt * (num_prompt + 1) // 2
-            return StepWork(num_streams, num_prompt, 1, num_streams + 1, num_keys, num_pairs)
+        def step_s(num_prompt: int) -> float:
+            return seconds(StepWork.of_prompt(num_prompt, start, num_streams, num_keys))
 
         aim_s = target_s * (1.0 - min(self._costs.errors[1], self.MOST_CAUTION))
         low, high = self.LEAST, most
-        low_s, high_s = seconds(step(low)), seconds(step(high))
+        low_s, high_s = step_s(low), step_s(high)
         if high_s <= aim_s:
             return self.max_tokens
         while high - low > 1 and low_s < aim_s:  # the most prompt tokens with which the step meets its aim
             share = (aim_s - low_s) / (high_s - low_s)  # a step's time is nearly a line
             middle = min(low + max(1, int(share * (high - low))), high - 1)
-            middle_s = seconds(step(middle))
+            middle_s = step_s(middle)
             if middle_s <= aim_s:
                 low, low_s = middle, middle_s
             else:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.core.cost_model import CostModel
 from headrace.core.errors import ConfigurationError
 from headrace.core.protocols import Drafter, LengthPredictor
 from headrace.engine.batching import Alike, Batches, TwoQueues, cache_kind, length_kind
 from headrace.engine.budget import FixedBudget, PacedBudget, TokenBudget
-from headrace.engine.costs import LearntCosts, StepCosts
+from headrace.engine.costs import StepCosts
 from headrace.engine.gates import EntryGate, Gate, Gates, Timer, Turns
 from headrace.engine.gates.deadline import DeadlineGate
 from headrace.engine.gates.memory import PredictedMemoryGate
@@ -206,8 +205,8 @@ def make_scheduler(
 ) -> Scheduler:
     """`costs`: of steps; None: they are learnt, from nothing. `lengths`: see `make_predictor`. `drafter`: of drafts to
     verify; None: no speculation."""
-    costs = costs or LearntCosts(CostModel())
     state = EngineState(memory, Ledger(make_predictor(config, lengths), costs))
+    costs = state.ledger.costs
     target_s = None if config.inter_token_ms is None else config.inter_token_ms / 1e3
     budget: TokenBudget = FixedBudget(max_step_tokens)
     if config.budget == "paced":

@@ -38,11 +38,10 @@ def seeds(program: Program, weights: Mapping[str, int], peaks: Peaks) -> Iterato
     for context in CONTEXTS:
         for count in STREAMS:
             spans = ((context, 1),) * count
-            work = StepWork(count, 0, 0, count, count * (context + 1), 0)
+            work = StepWork.of_streams(count, count * (context + 1))
             yield work, roofline_s(program, spans, count, weights, peaks)
         for size in PROMPTS:
             for count in (0, 4):
                 spans = (*((context, 1),) * count, (context, size))
-                pairs = size * context + size * (size + 1) // 2
-                work = StepWork(count, size, 1, count + 1, count * (context + 1), pairs)
+                work = StepWork.of_prompt(size, context, count, count * (context + 1))
                 yield work, roofline_s(program, spans, count + 1, weights, peaks)

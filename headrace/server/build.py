@@ -96,6 +96,16 @@ class ServeConfig:
     """prompt-lookup: drafts are copied from what the prompt and the reply have said before, and verified: fewer steps
     for replies that repeat, and no other replies."""
 
+    @property
+    def num_threads(self) -> int:
+        """Of the native backend."""
+        return self.threads or system.usable_cores()[0]
+
+    @property
+    def instruction_set(self) -> str:
+        """Of the native backend."""
+        return self.isa or _native.isas()[0]
+
 
 @dataclass(slots=True)
 class Deployment:
@@ -205,7 +215,7 @@ def load_backend(
             num_blocks,
             max_tokens=config.max_step_tokens,
             context_length=context_length,
-            num_threads=config.threads or system.usable_cores()[0],
+            num_threads=config.num_threads,
             kv_f16=config.kv_format == "f16",
             activation_bits=ACTIVATION_BITS[config.activations],
             isa=config.isa,

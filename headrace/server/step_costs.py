@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backends.native import _native
 from headrace.core.cost_model import CostModel, load_cost_model
 from headrace.core.errors import ConfigurationError
 from headrace.models.fetch import cache_root
 from headrace.program.program import Program
 from headrace.program.roofline import Peaks, seeds
-from headrace.server import system
 
 if TYPE_CHECKING:
     from headrace.server.build import ServeConfig
@@ -43,21 +41,12 @@ def starting_cost_model(config: ServeConfig, program: Program, weight_bytes: Map
 def cost_model_path(config: ServeConfig) -> Path:
     """In the user's cache: one per model, threads, instruction set and number formats."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.model)
-    settings = f"{_threads(config)}t-{_isa(config)}-{config.kv_format}-{config.activations}"
+    settings = f"{config.num_threads}t-{config.instruction_set}-{config.kv_format}-{config.activations}"
     return cache_root().parent / "cost" / f"{name}-{settings}.json"
 
 
 def _peaks(config: ServeConfig) -> Peaks:
     if config.backend != "native":
         return REFERENCE
-    flops_per_s, bytes_per_s = PER_THREAD.get(_isa(config), PER_THREAD["avx2"])
-    threads = _threads(config)
-    return Peaks(threads * flops_per_s, min(threads * bytes_per_s, MOST_BYTES_PER_S))
-
-
-def _threads(config: ServeConfig) -> int:
-    return config.threads or system.usable_cores()[0]
-
-
-def _isa(config: ServeConfig) -> str:
-    return config.isa or _native.isas()[0]
+    flops_per_s, bytes_per_s = PER_THREAD.get(config.instruction_set, PER_THREAD["avx2"])
+    return Peaks(config.num_threads * flops_per_s, min(config.num_threads * bytes_per_s, MOST_BYTES_PER_S))
