@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.peers.report import replace_section, table
+from headrace.conformance.threads import stolen_seconds
 from headrace.core.request import Request
 from headrace.core.sampling import SamplingParams
 from headrace.engine.budget import FixedBudget, PacedBudget, TokenBudget
@@ -102,27 +103,17 @@ def main() -> None:
         Variant("unlimited", lambda costs: FixedBudget(MAX_STEP)),
         Variant("prefill first", lambda costs: FixedBudget(MAX_STEP), "two-queues"),
     ]
-    draw, loads, begin_s, stolen_s = random.Random(0), [], time.perf_counter(), stolen()
+    draw, loads, begin_s, stolen_s = random.Random(0), [], time.perf_counter(), stolen_seconds()
     for _ in range(options.rounds):
         for variant in variants:
             loads.append(os.getloadavg()[0])
             measure(deployment.engine, variant, options.seconds, draw, deployment.vocab_size)
             console.print(f"{variant.name}: P99 {1e3 * variant.gap_s(0.99):.0f} ms, {variant.rates[-1]:.0f} tokens/s")
-    share = (stolen() - stolen_s) / (time.perf_counter() - begin_s) / (os.cpu_count() or 1)
+    share = (stolen_seconds() - stolen_s) / (time.perf_counter() - begin_s) / (os.cpu_count() or 1)
     body = report(variants, options.rounds, options.seconds, loads, share)
     print(body)
     if options.write:
         PAGE.write_text(replace_section(PAGE.read_text("utf-8"), "stall", body), "utf-8")
-
-
-def stolen() -> float:
-    """Seconds of processor time that a virtual machine's host has given to others since its start, all cores; 0 where
-    the system does not tell."""
-    try:
-        fields = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()
-        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError):
-        return 0.0
 
 
 def report(variants: list[Variant], num_rounds: int, seconds: float, loads: list[float], stolen_share: float) -> str:

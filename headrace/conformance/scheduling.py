@@ -10,15 +10,20 @@ from statistics import mean, median
 from headrace.conformance.check import Chapter
 from headrace.conformance.client import COMPLETIONS, Refused, Server, after_events, begins
 from headrace.conformance.gauges import KV_USED
+from headrace.conformance.launcher import usable_cores
 from headrace.conformance.outcome import Failed, NotApplicable, require
 from headrace.conformance.replies import Generation, Reply
 from headrace.conformance.speed import decode_tokens_per_s
+from headrace.conformance.threads import stolen_seconds
 
 CHAPTER = Chapter(2, "Scheduling, fairness, memory")
 
 LONG_TOKENS = 1800
 """Most that a check makes a server read at once: more would take minutes on a small machine."""
 RECOVERY_S = 5.0
+_READINGS = 6
+_MOST_STOLEN = 0.01
+"""Of the processor time of this machine, taken by its host: what gaps of a few steps can be told through."""
 
 
 @CHAPTER.check(
@@ -75,6 +80,18 @@ async def fair_tenants(server: Server) -> str:
 
 @CHAPTER.check("A long prompt does not slow a stream down: no gap of more than three times the median")
 async def stream_beside_prefill(server: Server) -> str:
+    """A reading that fails is no evidence if the host took processor time meanwhile, and is done again."""
+    for _ in range(_READINGS - 1):
+        start_s, begin_s = stolen_seconds(), time.monotonic()
+        try:
+            return await _stream_beside_prompt(server)
+        except Failed:
+            if stolen_seconds() - start_s <= _MOST_STOLEN * len(usable_cores()) * (time.monotonic() - begin_s):
+                raise
+    return await _stream_beside_prompt(server)
+
+
+async def _stream_beside_prompt(server: Server) -> str:
     num_tokens = min(LONG_TOKENS, 0.7 * server.known_context())
     num_before = 30
     begun, is_read = asyncio.Event(), asyncio.Event()

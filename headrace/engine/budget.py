@@ -29,9 +29,9 @@ class FixedBudget:
 class PacedBudget:
     """Prompts are read at the pace of the streams beside them.
 
-    Where sequences are generating, a step that also reads prompts takes at most `target_s`, or without one `STRETCH`
-    times as long as a step of the streams alone and no less than `UNNOTICED_S`, by what the engine knows of step times.
-    Where none is, or nothing is known yet, it takes up to `max_tokens`.
+    Where sequences are generating, a step that also reads prompts takes `target_s`, or without one `STRETCH` times as
+    long as a step of the streams alone and no less than `UNNOTICED_S`, by what the engine knows of step times. Where
+    none is, or nothing is known yet, it takes up to `max_tokens`.
     """
 
     STRETCH = 2.5
@@ -41,8 +41,8 @@ class PacedBudget:
     LEAST = 4
     """Prompt tokens that a step may always read: all requests go on."""
     MOST_CAUTION = 0.2
-    """Steps aim lower by the mean error of predictions, at most by this: what other work on a machine adds to a step
-    does not get less with its tokens."""
+    """Steps aim lower than `target_s` by the mean error of predictions, at most by this: what other work on a machine
+    adds to a step does not get less with its tokens. Without a target nothing is promised: prompts are read sooner."""
 
     def __init__(self, max_tokens: int, costs: StepCosts, target_s: float | None = None) -> None:
         self.max_tokens = max_tokens
@@ -62,17 +62,18 @@ class PacedBudget:
         has_prompts = is_reading or state.waiting or state.batch
         if not (num_streams and has_prompts) or most <= self.LEAST:
             return self.max_tokens
-        seconds, target_s = self._costs.seconds, self.target_s
-        if target_s is None:
+        seconds = self._costs.seconds
+        if self.target_s is None:
             alone_s = seconds(StepWork.of_streams(num_streams, num_keys))
             if alone_s <= 0.0:
                 return self.max_tokens
-            target_s = max(self.STRETCH * alone_s, self.UNNOTICED_S)
+            aim_s = max(self.STRETCH * alone_s, self.UNNOTICED_S)
+        else:
+            aim_s = self.target_s * (1.0 - min(self._costs.errors[1], self.MOST_CAUTION))
 
         def step_s(num_prompt: int) -> float:
             return seconds(StepWork.of_prompt(num_prompt, start, num_streams, num_keys))
 
-        aim_s = target_s * (1.0 - min(self._costs.errors[1], self.MOST_CAUTION))
         low, high = self.LEAST, most
         low_s, high_s = step_s(low), step_s(high)
         if high_s <= aim_s:

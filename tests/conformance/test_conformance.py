@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from headrace import cli
+from headrace.conformance.check import Check
 from headrace.conformance.client import Target
 from headrace.conformance.launcher import Command
 from headrace.conformance.outcome import Status
@@ -28,8 +30,9 @@ OTHERS: Mapping[str, str] = {
     "guarded_dialects": "no other dialect",
 }
 """Name of a row that does not apply: a part of the reason."""
-LONG = ("thread_count", "two_instances", "default_threads", "quantized_speed")
-"""Rows that compare the speeds of several servers."""
+LONG = ("thread_count", "two_instances", "default_threads", "quantized_speed", "stream_beside_prefill")
+"""Rows that compare the speeds of several servers, or the gaps of one with its median: on a machine that others slow
+down they fail whatever the server does. tests/pure/test_budget.py has the pace of streams where times are exact."""
 WITHOUT_COMMAND: Mapping[str, str] = {"suffix": "the model was not made for it"}
 """The same of rows that a command opens."""
 ASKING = [check for check in select(None) if check.ask is not None or check.is_unseen]
@@ -58,14 +61,16 @@ def command(smollm2_path: Path) -> Command:
     return Command(COMMAND, MODEL, smollm2_path, None, "--speculate prompt-lookup" if speculates else "")
 
 
-@pytest.mark.parametrize("name", [check.name for check in ASKING])
+def names(checks: Sequence[Check]) -> list[ParameterSet]:
+    return [pytest.param(each.name, marks=[pytest.mark.long] * (each.name in LONG)) for each in checks]
+
+
+@pytest.mark.parametrize("name", names(ASKING))
 def test_row(results: Mapping[str, Result], name: str):
     passes_or_is_about_others(results[name], OTHERS | WITHOUT_COMMAND)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each.name, marks=[pytest.mark.long] * (each.name in LONG)) for each in STARTING]
-)
+@pytest.mark.parametrize("name", names(STARTING))
 def test_row_about_the_process(command: Command, tmp_path: Path, name: str):
     if name == "quantized_speed":
         file = tmp_path / "f16.gguf"

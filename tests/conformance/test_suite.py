@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.conformance import scheduling
 from headrace.conformance.check import Check
 from headrace.conformance.client import Server, Target
-from headrace.conformance.outcome import Status
+from headrace.conformance.outcome import Failed, Status
 from headrace.conformance.report import document, side_by_side
 from headrace.conformance.suite import CHAPTERS, Result, run_check, run_suite, select
 from headrace.core.errors import ConfigurationError
@@ -79,6 +81,26 @@ def test_a_fault_fails_its_row(fault: str, name: str):
     assert right.status is Status.PASS, right.reason
     assert wrong.status is Status.FAIL, wrong.reason
     assert "expected" in wrong.reason
+
+
+@pytest.mark.parametrize(("stolen_s", "num_readings"), [(0.0, 1), (1.0, 6)])
+def test_gaps_are_read_again_where_the_host_took_time(
+    monkeypatch: pytest.MonkeyPatch, stolen_s: float, num_readings: int
+):
+    """And a server that freezes its streams fails all the same."""
+    clock = itertools.count()
+    monkeypatch.setattr(scheduling, "stolen_seconds", lambda: stolen_s * next(clock))
+    num_read = 0
+
+    async def freezes(server: Server) -> str:
+        nonlocal num_read
+        num_read += 1
+        raise Failed("expected gaps of at most 50 ms; came one of 900 ms")
+
+    monkeypatch.setattr(scheduling, "_stream_beside_prompt", freezes)
+    with pytest.raises(Failed, match="900 ms"):
+        asyncio.run(scheduling.stream_beside_prefill(Server(Target("http://127.0.0.1:1", "fake"))))
+    assert num_read == num_readings
 
 
 @pytest.mark.parametrize("fault", ["html", "empty", "hangs_up", "missing"])
