@@ -115,9 +115,11 @@ NB_MODULE(_native, m) {
         .value("SCALE", Elementwise::SCALE)
         .value("SOFTCAP", Elementwise::SOFTCAP);
     nb::class_<Buffer>(m, "Buffer")
-        .def("__init__", [](Buffer* self, int32_t offset, int32_t width, bool is_quantized) {
-            new (self) Buffer{offset, width, is_quantized};
-        }, "offset"_a, "width"_a, "is_quantized"_a);
+        .def("__init__", [](Buffer* self, int32_t offset, int32_t width, bool is_quantized, int32_t num_outliers) {
+            if (num_outliers && (num_outliers > MOST_OUTLIERS || width > MOST_WIDTH_WITH_OUTLIERS))
+                throw std::invalid_argument("a row has no room for so many outliers");
+            new (self) Buffer{offset, width, is_quantized, num_outliers};
+        }, "offset"_a, "width"_a, "is_quantized"_a, "num_outliers"_a);
     nb::class_<RouteShape>(m, "RouteShape")
         .def("__init__", [](RouteShape* self, int32_t num_experts, int32_t top_k, bool is_sigmoid, int32_t num_groups,
                             int32_t top_groups, bool renormalize, float scaling) {
@@ -133,6 +135,8 @@ NB_MODULE(_native, m) {
             new (self) Linear::Part{matrix, bias, out, accumulate};
         }, "matrix"_a, "bias"_a, "out"_a, "accumulate"_a);
 
+    m.attr("MOST_OUTLIERS") = MOST_OUTLIERS;
+    m.attr("MOST_WIDTH_WITH_OUTLIERS") = MOST_WIDTH_WITH_OUTLIERS;
     m.def("isas", [] {
         std::vector<std::string> names;
         if (avx512_kernels()) names.push_back("avx512");
@@ -185,6 +189,7 @@ NB_MODULE(_native, m) {
     ops.add<Norm, Buffer, Buffer, int, int32_t, float, float>("norm", "in_"_a, "out"_a, "weight"_a, "heads"_a, "eps"_a,
                                                               "offset"_a);
     ops.add<Quantize, Buffer, Buffer>("quantize", "in_"_a, "out"_a);
+    ops.add<IndexOutliers, Buffer>("index_outliers", "rows"_a);
     ops.add<Element, Elementwise, int32_t, float, Buffer, Buffer, Buffer>("element", "verb"_a, "kind"_a, "number"_a, "a"_a,
                                                                           "b"_a, "out"_a);
     ops.add<CopyHeads, Buffer, Buffer, int32_t, int32_t, int32_t, int32_t>("copy_heads", "in_"_a, "out"_a, "heads"_a,

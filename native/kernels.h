@@ -31,13 +31,27 @@ struct PackedMatrix {
 // scale = max|x| / 127. With two planes, what is left of a row, x - scale * q, is quantized in the same way to a row of
 // its own: 16 bits in all. Plane p of row r is row planes * r + p here; row i begins at i * width (q), i * width / 32
 // (scale, scaled_sum), i * width / 16 (sums).
+//
+// Outliers: the `num_outliers` largest numbers of a row, falling, are kept apart as floats, and q has zeros in their
+// places: a few channels are far larger than the rest of their group, whose scale they would spoil (Dettmers et al.,
+// LLM.int8(), 2022). Of one plane only.
 struct QuantizedRows {
     int32_t width, planes;
     int8_t* q;
     float* scale;
     float* scaled_sum;  // scale * sum of q over the group: what an offset of the weights (Q4_1's minimum) is times
     int32_t* sums;      // -128 * (sum of q): over each group, then over its second half of 16
+    int32_t num_outliers;
+    float* outliers;    // [rows][num_outliers]
+    int32_t* channels;  // of each: its input
+    // By `index_outliers`: rows come in blocks of INDEXED_ROWS, whose outliers share columns of the weights.
+    int32_t* slots;         // of each outlier: the place of its channel among the distinct ones of the block
+    int32_t* distinct;      // distinct channels, block b's from b * INDEXED_ROWS * num_outliers on
+    int32_t* num_distinct;  // [blocks]
 };
+constexpr int32_t INDEXED_ROWS = 128;
+constexpr int32_t MOST_OUTLIERS = 8;  // of a row
+constexpr int32_t MOST_WIDTH_WITH_OUTLIERS = 1 << 15;
 
 // What a linear does with its sum: out = sum (+ bias) (+ what out held).
 struct Epilogue {
@@ -132,7 +146,9 @@ struct Kernels {
     // Row `row` of the matrix as floats.
     void (*unpack_row)(const PackedMatrix& matrix, int32_t row, float* out);
     void (*quantize)(const float* x, int32_t row, const QuantizedRows& to);
-    // x [num_rows][32]: inputs [32 * group, 32 * (group + 1)) of the rows.
+    // Ready for products: fills `slots`, `distinct` and `num_distinct`.
+    void (*index_outliers)(const QuantizedRows& rows, int32_t num_rows);
+    // x [num_rows][32]: inputs [32 * group, 32 * (group + 1)) of the rows, without outliers.
     void (*quantize_column)(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to);
     // out[r][s * 16 + i] for rows of activations [0, num_rows), planes added up, and strips [first, last) of the matrix. The caller goes on
     // with strips [last, fetch_last): few rows, which wait for memory, ask for them early.

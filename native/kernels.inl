@@ -20,6 +20,7 @@ inline Kernels make_kernels(const char* name) {
     k.pack = pack;
     k.unpack_row = unpack_row;
     k.quantize = quantize;
+    k.index_outliers = index_outliers;
     k.quantize_column = quantize_column;
     k.linear_quantized = linear_quantized;
     k.linear_float = linear_float;

@@ -24,6 +24,10 @@ HR_INLINE int32_t load_dword(const void* p) {
     return x;
 }
 
+// Counts of `bits_of`, broadcast from memory: from a register they would cost an instruction of those that compute.
+constexpr int32_t SHIFTS[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+
 // ---------------------------------------------------------------------------------------------------------- AVX-512
 #if defined(HEADRACE_AVX512)
 
@@ -69,6 +73,12 @@ HR_INLINE F unsigned_bytes(const uint8_t* p) {
 }
 HR_INLINE F signed_bytes(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+
+// Bits of WIDTH words as numbers: (word >> shift) & mask.
+HR_INLINE F bits_of(const uint8_t* words, int shift, int mask) {
+    const __m512i moved = _mm512_srlv_epi32(_mm512_loadu_si512(words), _mm512_set1_epi32(SHIFTS[shift]));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(moved, _mm512_set1_epi32(mask)))};
 }
 
 constexpr float MAGIC = 0x1.8p23f;  // sums are within 2^22
@@ -159,6 +169,11 @@ HR_INLINE F unsigned_bytes(const uint8_t* p) {
 }
 HR_INLINE F signed_bytes(const uint8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
+}
+
+HR_INLINE F bits_of(const uint8_t* words, int shift, int mask) {
+    const __m256i moved = _mm256_srlv_epi32(_mm256_loadu_si256((const __m256i*)words), _mm256_set1_epi32(SHIFTS[shift]));
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(moved, _mm256_set1_epi32(mask)))};
 }
 
 template <int BITS>
@@ -269,6 +284,10 @@ HR_INLINE F halves(const uint8_t* p) {
 }
 HR_INLINE F unsigned_bytes(const uint8_t* p) { HR_LANES((float)p[i]); }
 HR_INLINE F signed_bytes(const uint8_t* p) { HR_LANES((float)(int8_t)p[i]); }
+
+HR_INLINE F bits_of(const uint8_t* words, int shift, int mask) {
+    HR_LANES((float)((load_dword(words + 4 * i) >> shift) & mask));
+}
 
 template <int BITS>
 struct Sum {

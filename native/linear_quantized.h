@@ -7,6 +7,7 @@
 //   acc  = fma(part, activation_scale, acc)
 //   acc  = fma(weight_minimum, scaled_sum, acc)                        formats with a minimum
 //
+// where acc begins as the outliers' products, acc = fma(outlier, weight, acc) in their order, with the weight as float32;
 // and at the end out = acc (+ acc of the second plane) (+ bias) (+ out).
 //
 // The floor, per strip of 16 rows, group of 32 and row of activations: 1024 operations are 8 vpdpbusd (AVX-512) or 16
@@ -15,6 +16,7 @@
 // Unpacking weights costs 14-30 instructions a group, whatever the number of rows: few rows unpack into registers; from
 // stage_from rows on a panel of a strip is unpacked once into the L1 cache and reused by every tile.
 // Bytes: one row of activations reads the matrix once, front to back, and is bound by memory.
+// Outliers: a column of a strip takes about ten instructions to unpack, once for the rows that share it, and an fma a row.
 #pragma once
 
 #include "linear_lanes.h"
@@ -82,10 +84,88 @@ static void quantize_planes(const float* x, int num, const QuantizedRows& to, in
     if (has_more) quantize_groups(left, num, {to, row, 1, group, bytes, groups}, nullptr);
 }
 
+constexpr int32_t MOST_CANDIDATES = 64;
+
+// The row without its outliers in `rest`, and those where they belong. Without a branch that depends on the numbers but
+// for the candidates, which are few. A row with a number that is not finite has none; neither have places beyond those of
+// the first MOST_CANDIDATES numbers that are large enough.
+static void take_outliers(const float* x, int32_t row, const QuantizedRows& to, float* rest) {
+    const int32_t num = to.num_outliers;
+    const V huge = splat(1e30f), infinite = splat(__builtin_inff());
+    V largest = splat(0.0f);
+    for (int32_t k = 0; k < to.width; k += LANES) {
+        const V value = load(x + k), size = abs(value);
+        store(rest + k, value);
+        largest = max(where_less(size, huge, size, infinite), largest);
+    }
+    // Of the largest number in each lane the num-th: so many are at least as large, and few more.
+    float of_lanes[LANES], least = TINY;
+    store(of_lanes, largest);
+    for (int i = 0; i < LANES; ++i) {
+        const bool is_many = __builtin_popcount(lanes_from(largest, of_lanes[i])) >= num;
+        const float at_least = is_many ? of_lanes[i] : 0.0f;
+        least = at_least > least ? at_least : least;
+    }
+    float sizes[MOST_CANDIDATES];
+    int32_t channels[MOST_CANDIDATES], count = 0;
+    if (reduce_max(largest) < 1e30f)
+        for (int32_t k = 0; k < to.width; k += LANES)
+            for (uint32_t lanes = lanes_from(abs(load(x + k)), least); lanes; lanes &= lanes - 1) {
+                if (count == MOST_CANDIDATES) break;
+                channels[count] = k + __builtin_ctz(lanes);
+                sizes[count] = __builtin_fabsf(x[channels[count]]);
+                ++count;
+            }
+    float outliers[MOST_OUTLIERS + 1] = {};
+    int32_t found[MOST_OUTLIERS + 1] = {};
+    for (int32_t i = 0; i < count; ++i) {
+        int32_t rank = 0;
+        for (int32_t j = 0; j < count; ++j) rank += (sizes[j] > sizes[i]) | ((sizes[j] == sizes[i]) & (j < i));
+        const int32_t place = rank < num ? rank : num;  // the last place is of those that are left out
+        outliers[place] = x[channels[i]];
+        found[place] = channels[i];
+    }
+    const int32_t num_found = count < num ? count : num;
+    for (int32_t j = 0; j < num_found; ++j) rest[found[j]] = 0.0f;
+    for (int32_t j = num_found; j < num; ++j) outliers[j] = 0.0f, found[j] = 0;
+    memcpy(to.outliers + (size_t)row * num, outliers, num * sizeof(float));
+    memcpy(to.channels + (size_t)row * num, found, num * sizeof(int32_t));
+}
+
 static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
     const int32_t groups = to.width / GROUP;
+    float rest[MOST_WIDTH_WITH_OUTLIERS];
+    if (to.num_outliers) {
+        take_outliers(x, row, to, rest);
+        x = rest;
+    }
     for (int32_t g = 0; g < groups; g += LANES, x += LANES * GROUP)
         quantize_planes(x, groups - g < LANES ? groups - g : LANES, to, row, g, GROUP, 1);
+}
+
+static void index_outliers(const QuantizedRows& rows, int32_t num_rows) {
+    constexpr int32_t WORD = 64;
+    const int32_t num_words = (rows.width + WORD - 1) / WORD;
+    uint64_t is_outlier[MOST_WIDTH_WITH_OUTLIERS / WORD];
+    int16_t slot_of[MOST_WIDTH_WITH_OUTLIERS];
+    const int32_t per_block = INDEXED_ROWS * rows.num_outliers, num = num_rows * rows.num_outliers;
+    for (int32_t b = 0, first = 0; first < num; ++b, first += per_block) {
+        const int32_t last = first + per_block < num ? first + per_block : num;
+        memset(is_outlier, 0, num_words * sizeof(uint64_t));
+        for (int32_t i = first; i < last; ++i) {
+            const int32_t channel = rows.channels[i];
+            is_outlier[channel / WORD] |= (uint64_t)1 << channel % WORD;
+        }
+        int32_t count = 0;
+        for (int32_t word = 0; word < num_words; ++word)
+            for (uint64_t bits = is_outlier[word]; bits; bits &= bits - 1) {
+                const int32_t channel = word * WORD + __builtin_ctzll(bits);
+                slot_of[channel] = (int16_t)count;
+                rows.distinct[first + count++] = channel;
+            }
+        rows.num_distinct[b] = count;
+        for (int32_t i = first; i < last; ++i) rows.slots[i] = slot_of[rows.channels[i]];
+    }
 }
 
 static void quantize_column(const float* x, int32_t num_rows, int32_t group, const QuantizedRows& to) {
@@ -190,6 +270,31 @@ static void stage(const Weights<P>& w, int32_t first, int32_t last, Staged<layou
             keep(to->second + row, scales.second);
             stage_operands<P>(w, group, row, to);
         }
+}
+
+// Inputs `channels` of a strip as [num][16] floats: what unpack_row gives.
+template <Packing P>
+static void unpack_columns(const Weights<P>& w, const int32_t* channels, int32_t num, float* to) {
+    constexpr Layout layout = layout_of(P);
+    for (int32_t i = 0; i < num; ++i, to += STRIP) {
+        const int32_t group = channels[i] / GROUP, k = channels[i] % GROUP, k4 = k / 4, byte = 8 * (k % 4);
+        for (int row = 0; row < STRIP; row += WIDTH) {
+            const uint8_t* const words = w.quants + (size_t)group * layout.quants_bytes + 4 * row;
+            F q;
+            if constexpr (layout.bits == 8)
+                q = bits_of(words + 64 * k4, byte, 255);
+            else
+                q = bits_of(words + 64 * (k4 & 3), byte + (k4 & 4), 15);
+            if constexpr (layout.bits == 5) q = fma(bits_of(words + 256, byte + k4, 1), same(16.0f), q);
+            if constexpr (layout.bits == 6)
+                q = fma(bits_of(words + 256 + 64 * (k4 >> 2), byte + 2 * (k4 & 3), 3), same(16.0f), q);
+            const Scales scales = group_scales<P>(w.heads, group, row);
+            F scale = P == Packing::Q6_K && k >= GROUP / 2 ? scales.second : scales.first;
+            if constexpr (lift(layout) != 0) scale = mul(scale, same((float)(1 << lift(layout))));
+            const F rest = layout.has_minimum ? scales.second : mul(scale, same(-(float)(1 << (layout.bits - 1))));
+            keep(to + row, fma(q, scale, rest));  // both products are exact
+        }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------- one tile
@@ -328,7 +433,7 @@ constexpr int32_t stage_from(int bits) {
     return 2 * MAX_TILE + 1;
 }
 constexpr int32_t STAGED_GROUPS = 24;             // at most 15 KiB in the L1 cache (AVX2, 8 bits: 27)
-constexpr int32_t ROWS_AT_ONCE = 128;             // of planes: sums kept while a strip's panels pass
+constexpr int32_t ROWS_AT_ONCE = INDEXED_ROWS;    // of planes: sums kept while a strip's panels pass
 
 HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool accumulate, float* out) {
     V v = load(acc);
@@ -343,6 +448,19 @@ HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool acc
     }
 }
 
+// acc[r][16] = the products of the rows' outliers, by the columns of their block [distinct][16].
+template <int NUM>
+static void begin_rows(const QuantizedRows& x, int32_t row, int32_t num_rows, const float* columns, float* acc) {
+    const int32_t num = NUM ? NUM : x.num_outliers;
+    const float* outlier = x.outliers + (size_t)row * num;
+    const int32_t* slot = x.slots + (size_t)row * num;
+    for (int32_t r = 0; r < num_rows; ++r, outlier += num, slot += num) {
+        V sum = splat(0.0f);
+        for (int32_t j = 0; j < num; ++j) sum = fma(splat(outlier[j]), load(columns + slot[j] * STRIP), sum);
+        store(acc + r * STRIP, sum);
+    }
+}
+
 template <Packing P>
 static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t last, int32_t fetch_last,
                           const QuantizedRows& x, int32_t num_rows, float* out, size_t out_stride, Epilogue epilogue) {
@@ -350,6 +468,7 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
     const int32_t groups = matrix.width / GROUP;
     const int32_t panels = (groups + STAGED_GROUPS - 1) / STAGED_GROUPS;
     alignas(64) float acc[ROWS_AT_ONCE * STRIP];
+    alignas(64) float columns[INDEXED_ROWS * MOST_OUTLIERS * STRIP];
     Staged<layout_of(P).bits> staged[STAGED_GROUPS];
     for (int32_t s = first; s < last; ++s) {
         const uint8_t* strip = matrix.data + s * bytes;
@@ -358,7 +477,15 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
         const float* bias = epilogue.bias ? epilogue.bias + s * STRIP : nullptr;
         for (int32_t row = 0; row < x.planes * num_rows; row += ROWS_AT_ONCE) {
             const int32_t left = x.planes * num_rows - row, rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
-            memset(acc, 0, rows * STRIP * sizeof(float));
+            if (x.num_outliers) {
+                const int32_t block = row / INDEXED_ROWS;
+                const int32_t* distinct = x.distinct + (size_t)block * INDEXED_ROWS * x.num_outliers;
+                unpack_columns<P>(packed, distinct, x.num_distinct[block], columns);
+                auto* begin = x.num_outliers == 4 ? begin_rows<4> : x.num_outliers == 8 ? begin_rows<8> : begin_rows<0>;
+                begin(x, row, rows, columns, acc);
+            } else {
+                memset(acc, 0, rows * STRIP * sizeof(float));
+            }
             // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
             // at each page of 4 KiB). The others find it in the cache.
             const uint8_t* const fetch_end = row == 0 ? matrix.data + bytes * fetch_last : matrix.data;

@@ -146,6 +146,13 @@ QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
     result.scale = place + cells / 4;
     result.scaled_sum = result.scale + cells / GROUP;
     result.sums = reinterpret_cast<int32_t*>(result.scaled_sum + cells / GROUP);
+    result.num_outliers = buffer.num_outliers;
+    const size_t num = (size_t)rows * result.num_outliers;
+    result.outliers = result.scale + cells / 8;  // scales, scaled sums and twice as many sums: cells / 8
+    result.channels = reinterpret_cast<int32_t*>(result.outliers + num);
+    result.slots = result.channels + num;
+    result.distinct = result.slots + num;
+    result.num_distinct = result.distinct + num;
     return result;
 }
 

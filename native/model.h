@@ -44,10 +44,11 @@ private:
 };
 
 // Where a buffer lies in the arena: with n rows, the n * width floats from n * offset. A quantized buffer holds its
-// QuantizedRows in place of the floats (width * 3 / 8 floats a row and plane).
+// QuantizedRows in place of the floats (width * 3 / 8 floats a row and plane, and 4 per outlier and 1).
 struct Buffer {
     int32_t offset, width;
     bool is_quantized;
+    int32_t num_outliers;  // of a quantized row; `IndexOutliers` must follow what writes it
 };
 
 // One step, as handed to `Model::run`.

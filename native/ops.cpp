@@ -209,10 +209,11 @@ int32_t ExpertOp::find_pairs(const Model& model, int32_t rows, int32_t expert, i
 
 namespace {
 
-// Pairs' inputs, one after the other, in the form their product wants. `buffer` holds a pair's input in row pair / per_row.
+// Pairs' inputs, one after the other, in the form their product wants. `buffer` holds a pair's input in row pair / per_row,
+// with its outliers.
 class Gathered {
 public:
-    static size_t floats(const Buffer& buffer, size_t count) { return count * buffer.width; }
+    static size_t floats(const Buffer& buffer, size_t count) { return count * (buffer.width + 1); }
 
     Gathered(const Model& model, const Buffer& buffer, int32_t rows, int32_t width, int32_t per_row, const int32_t* pairs,
              int32_t count, float* room)
@@ -225,19 +226,29 @@ public:
         }
         const QuantizedRows from = model.quantized(buffer, rows);
         const size_t planes = from.planes, groups = planes * (width / GROUP);  // of a row
+        const size_t outliers = from.num_outliers;
         quantized_.width = width;
         quantized_.planes = from.planes;
+        quantized_.num_outliers = (int32_t)outliers;
         quantized_.scale = room;
         quantized_.scaled_sum = quantized_.scale + count * groups;
         quantized_.sums = reinterpret_cast<int32_t*>(quantized_.scaled_sum + count * groups);
-        quantized_.q = reinterpret_cast<int8_t*>(quantized_.sums + 2 * count * groups);
+        quantized_.outliers = reinterpret_cast<float*>(quantized_.sums + 2 * count * groups);
+        quantized_.channels = reinterpret_cast<int32_t*>(quantized_.outliers + count * outliers);
+        quantized_.slots = quantized_.channels + count * outliers;
+        quantized_.distinct = quantized_.slots + count * outliers;
+        quantized_.num_distinct = quantized_.distinct + count * outliers;
+        quantized_.q = reinterpret_cast<int8_t*>(quantized_.num_distinct + (outliers ? count : 0));
         for (int32_t i = 0; i < count; ++i) {
             const size_t row = pairs[i] / per_row, at = row * groups, to = i * groups;
             std::copy_n(from.q + at * GROUP, planes * width, quantized_.q + to * GROUP);
             std::copy_n(from.scale + at, groups, quantized_.scale + to);
             std::copy_n(from.scaled_sum + at, groups, quantized_.scaled_sum + to);
             std::copy_n(from.sums + 2 * at, 2 * groups, quantized_.sums + 2 * to);
+            std::copy_n(from.outliers + row * outliers, outliers, quantized_.outliers + i * outliers);
+            std::copy_n(from.channels + row * outliers, outliers, quantized_.channels + i * outliers);
         }
+        if (outliers) model.kernels().index_outliers(quantized_, count);
     }
 
     // Outputs of strips [first, last): out[i * stride ...] from column first * 16 on.
@@ -271,7 +282,7 @@ int64_t ExpertsDown::weight_bytes(const Model& model) const { return bytes_of_al
 void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
     const int32_t expert = (int32_t)(turn.index / tiles_per_expert()), num_strips = model.matrix(gate[expert]).num_strips();
     const size_t most = (size_t)rows * top_k;
-    float* const gates = scratch.get(most * (2 * GROUP + 1 + gate_in.width + up_in.width));
+    float* const gates = scratch.get(most * (2 * GROUP + 1) + Gathered::floats(gate_in, most) + Gathered::floats(up_in, most));
     float* const ups = gates + most * GROUP;
     int32_t* const pairs = reinterpret_cast<int32_t*>(ups + most * GROUP);
     const int32_t count = find_pairs(model, rows, expert, pairs);
@@ -292,7 +303,7 @@ void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& sc
             if (out.is_quantized) {  // a pair's numbers are a row of `outputs`
                 QuantizedRows to = model.quantized(out, rows);
                 const size_t cell = (size_t)pairs[i] * to.planes * outputs;
-                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP};
+                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
                 k.quantize_column(from, 1, column / GROUP, to);
             } else {
                 std::copy_n(from, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);

@@ -101,6 +101,17 @@ struct Quantize : RowOp {
     }
 };
 
+// Behind what quantizes rows that have outliers. One tile: a thread does it while others wait for it anyway.
+struct IndexOutliers : Op {
+    Buffer rows;
+    explicit IndexOutliers(Buffer rows) : rows(rows) {}
+    std::string name() const override { return "index outliers"; }
+    int64_t num_tiles(const Model&, int32_t) const override { return 1; }
+    void tile(const Model& model, int32_t num_rows, Turn, Scratch&) const override {
+        model.kernels().index_outliers(model.quantized(rows, num_rows), num_rows);
+    }
+};
+
 enum class Elementwise : int32_t { GATE, ACT, ADD, SCALE, SOFTCAP };
 
 struct Element : RowOp {

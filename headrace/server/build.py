@@ -52,7 +52,7 @@ TOUCHED_BYTES = 512 << 20
 """Of the KV pool that the system is made to give in idle moments after the start, ahead of use."""
 KV_FORMATS = {"f16": 2, "f32": 4}
 """Bytes of a number in the cache."""
-ACTIVATION_BITS = {"int8": 8, "int16": 16}
+ACTIVATIONS = ("mixed", "int8", "int16")
 DRAFTERS: dict[str, type[Drafter]] = {"prompt-lookup": PromptLookup}
 KV_DTYPES = {"f16": np.float16, "f32": np.float32}
 
@@ -89,9 +89,9 @@ class ServeConfig:
     """Instruction set of the native backend; empty: the best this processor has."""
     kv_format: str = "f16"
     """Keys and values in the cache: f16 or f32."""
-    activations: str = "int8"
-    """Inputs of quantized products in the native backend: int8, or int16, nearer to float32 at half the speed of long
-    prompts."""
+    activations: str = "mixed"
+    """Inputs of quantized products in the native backend: int8 with the largest numbers of a row in float (mixed),
+    int8, or int16, nearer to float32 at half the speed of long prompts."""
     speculate: str | None = None
     """prompt-lookup: drafts are copied from what the prompt and the reply have said before, and verified: fewer steps
     for replies that repeat, and no other replies."""
@@ -217,7 +217,7 @@ def load_backend(
             context_length=context_length,
             num_threads=config.num_threads,
             kv_f16=config.kv_format == "f16",
-            activation_bits=ACTIVATION_BITS[config.activations],
+            activations=config.activations,
             isa=config.isa,
             progress=progress,
         )
@@ -300,13 +300,13 @@ def _check(config: ServeConfig) -> None:
     for name, known in (
         ("backend", ("native", "reference")),
         ("kv_format", tuple(KV_FORMATS)),
-        ("activations", tuple(ACTIVATION_BITS)),
+        ("activations", ACTIVATIONS),
         ("isa", _isas(config)),
     ):
         if known and getattr(config, name) not in known:
             allowed = ", ".join(map(repr, known))
             raise ConfigurationError(f"{name} is {getattr(config, name)!r}; it must be one of {allowed}.")
-    if config.backend == "reference" and config.activations != "int8":
+    if config.backend == "reference" and config.activations != "mixed":
         raise ConfigurationError("activations are float32 in the reference backend; leave the setting out.")
     if config.speculate is not None and config.speculate not in DRAFTERS:
         allowed = ", ".join(map(repr, DRAFTERS))

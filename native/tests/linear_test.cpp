@@ -2,6 +2,8 @@
 // against sums in double, and the instruction sets against each other bit for bit.
 //
 // `--time [isa] [format] [rows]` ("all" for any): GOPS and GB/s, beside the peaks of the same run.
+#include <numeric>
+
 #include "peaks.h"
 
 using namespace headrace;
@@ -150,18 +152,26 @@ struct Matrix {
 };
 
 struct Rows {
+    const Kernels& k;
     std::vector<int8_t> q;
-    Floats scale, scaled_sum;
-    std::vector<int32_t> sums;
-    int width, planes;
-    Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1)
-        : q((size_t)rows * planes * width), scale(q.size() / 32), scaled_sum(q.size() / 32), sums(q.size() / 16),
-          width(width), planes(planes) {
+    Floats scale, scaled_sum, outliers;
+    std::vector<int32_t> sums, channels, slots, distinct, num_distinct;
+    int width, planes, num_outliers;
+    Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1, int num_outliers = 0)
+        : k(k), q((size_t)rows * planes * width), scale(q.size() / 32), scaled_sum(q.size() / 32),
+          outliers(rows * num_outliers), sums(q.size() / 16), channels(outliers.size()), slots(outliers.size()),
+          distinct(outliers.size()), num_distinct(rows / INDEXED_ROWS + 1), width(width), planes(planes),
+          num_outliers(num_outliers) {
         for (int r = 0; r < rows; ++r) k.quantize(&x[(size_t)r * width], r, view());
     }
-    QuantizedRows view(int from = 0) {  // the rows from `from` on
+    QuantizedRows view(int from = 0, int num = 0) {  // the rows from `from` on, `num` of them ready for products
         const size_t at = (size_t)from * planes * width;
-        return {width, planes, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32, sums.data() + at / 16};
+        const QuantizedRows rows{width, planes, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32,
+                                 sums.data() + at / 16, num_outliers, outliers.data() + from * num_outliers,
+                                 channels.data() + from * num_outliers, slots.data(), distinct.data(),
+                                 num_distinct.data()};
+        if (num_outliers && num) k.index_outliers(rows, num);
+        return rows;
     }
 };
 
@@ -238,6 +248,45 @@ void check_planes() {
     }
 }
 
+// The largest numbers of a row, the first of equals first, are kept; the rest is quantized as if they were zeros.
+void check_outliers() {
+    for (int width : {32, 64, 576, 1536}) {
+        const int num = 12;
+        Floats x = random_rows(num, width);
+        const auto row = [&](int r) { return x.begin() + (size_t)r * width; };
+        std::fill_n(row(1), width, -2.0f);                           // all the same
+        std::fill_n(row(2), width, 0.0f), row(2)[width - 1] = 3.0f;  // too few
+        std::fill_n(row(3), width, 1e-30f);                          // too small
+        for (int i = 0; i < width; ++i) row(4)[i] = (float)(i % 7 - 3);
+        row(5)[7] = NAN, row(6)[width - 1] = INFINITY, row(7)[0] = -INFINITY;
+        for (int i = 0; i < width; ++i) row(8)[i] = (float)i;
+        for (const Kernels* k : all_kernels())
+            for (int count : {1, 3, 4, 8}) {
+                const Rows rows(*k, x, num, width, 1, count);
+                Floats rest = x;
+                for (int r = 0; r < num; ++r) {
+                    const bool is_finite = std::all_of(row(r), row(r) + width, [](float v) { return std::isfinite(v); });
+                    std::vector<int> order(width);
+                    std::iota(order.begin(), order.end(), 0);
+                    std::stable_sort(order.begin(), order.end(),
+                                     [&](int a, int b) { return std::fabs(row(r)[a]) > std::fabs(row(r)[b]); });
+                    for (int j = 0; j < count; ++j) {
+                        const bool is_one = is_finite && std::fabs(row(r)[order[j]]) >= 0x1p-80f;
+                        const int channel = is_one ? order[j] : 0;
+                        const float value = is_one ? row(r)[channel] : 0.0f;
+                        EXPECT(rows.channels[r * count + j] == channel && rows.outliers[r * count + j] == value,
+                               "%s: outlier %d of row %d of %d", k->name, j, r, width);
+                        if (is_one) rest[(size_t)r * width + channel] = 0.0f;
+                    }
+                }
+                const Rows expected(*k, rest, num, width);
+                EXPECT(same_bits(rows.q, expected.q) && same_bits(rows.scale, expected.scale) &&
+                           same_bits(rows.scaled_sum, expected.scaled_sum) && same_bits(rows.sums, expected.sums),
+                       "%s: beside %d outliers of %d", k->name, count, width);
+            }
+    }
+}
+
 // A column of groups at a time: the bits of whole rows, and nothing else written.
 void check_quantize_column(int planes) {
     const int most = 40;
@@ -282,7 +331,8 @@ void check_product(const char* name, const Floats& w, int rows, int width, const
 }
 
 // One matrix: `counts` are the rows of activations passed at once, the largest of them at hand.
-void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts, int planes = 1) {
+void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts, int planes = 1,
+                  int num_outliers = 0) {
     const bool quantized = format.block > 1;
     const std::vector<uint8_t> stored = random_weights(format, rows, width);
     Floats w((size_t)rows * width);
@@ -296,20 +346,21 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
     for (float& v : bias) v = (float)(random_bits() % 100) / 10;
     for (float& v : before) v = (float)(random_bits() % 100) / 10;
     for (const Kernels* k : all_kernels()) {
-        char name[100];
-        std::snprintf(name, sizeof name, "%s: %s %d x %d, %d planes", k->name, format.name, rows, width, planes);
+        char name[120];
+        std::snprintf(name, sizeof name, "%s: %s %d x %d, %d planes, %d outliers", k->name, format.name, rows, width,
+                      planes, num_outliers);
         const Matrix m(*k, format, stored, rows, width);
         Floats row(width);
         for (int r = 0; r < rows; ++r) {
             k->unpack_row(m.packed, r, row.data());
             EXPECT(!std::memcmp(row.data(), &w[(size_t)r * width], width * 4), "%s: unpack of row %d", name, r);
         }
-        Rows quants(*k, x, quantized ? most : 0, width, planes);
+        Rows quants(*k, x, quantized ? most : 0, width, planes, num_outliers);
         const int strips = m.packed.num_strips();
         const auto run = [&](int first, int last, int from, int num, Floats& out, Epilogue epilogue) {
             float* const to = out.data() + (size_t)from * stride;
             if (quantized)
-                k->linear_quantized(m.packed, first, last, strips, quants.view(from), num, to, stride, epilogue);
+                k->linear_quantized(m.packed, first, last, strips, quants.view(from, num), num, to, stride, epilogue);
             else
                 k->linear_float(m.packed, first, last, strips, &spread[(size_t)from * x_stride + 1], x_stride, num, to,
                                 stride, epilogue);
@@ -327,6 +378,8 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
                         activations[i] += (double)quants.q[at] * quants.scale[at / 32];
                     }
                 }
+            for (size_t i = 0; i < quants.outliers.size(); ++i)
+                activations[i / num_outliers * width + quants.channels[i]] += quants.outliers[i];
             check_product(name, w, rows, width, activations, most, whole, before);
         }
         EXPECT(same_bits(whole, expected), "%s: other bits", name);
@@ -364,6 +417,7 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
 void run_checks() {
     check_quantize();
     check_planes();
+    check_outliers();
     for (int planes : {1, 2}) check_quantize_column(planes);
     using Ints = std::vector<int>;
     const Ints all_rows = IS_SHORT ? Ints{1, 47} : Ints{1, 15, 16, 17, 48, 100};
@@ -383,6 +437,9 @@ void run_checks() {
         if (format.block > 1) {
             check_matrix(format, 47, odd, counts, 2);
             check_matrix(format, 33, std::max(64, format.block), {1, 63, 64, 65, 100}, 2);
+            check_matrix(format, 47, odd, counts, 1, 8);
+            check_matrix(format, 17, std::max(96, format.block), counts, 1, 3);
+            check_matrix(format, 33, 768, many, 1, 4);
         }
         if (format.block == 1) check_matrix(format, 145, 77, {1, 2, 3, 5, 7, 8});  // eight strips side by side, and more
     }

@@ -60,7 +60,7 @@ FAST_ISAS = ISAS[:-1] or ISAS
 class Native:
     """A checkpoint on the native backend, once per number of threads."""
 
-    def __init__(self, path: Path, context_length: int = 1024, activation_bits: int = 8) -> None:
+    def __init__(self, path: Path, context_length: int = 1024, activations: str = "mixed") -> None:
         checkpoint = open_checkpoint(path)
         self.description = describe(checkpoint)
         self.program = self.description.program
@@ -68,7 +68,7 @@ class Native:
         products = [self.weights[op.weight] for op in self.program.ops if isinstance(op, Linear)]
         self.formats = {tensor.format.name for tensor in products if isinstance(tensor, StoredTensor)}
         self.context_length = context_length
-        self.activation_bits = activation_bits
+        self.activations = activations
         self.groups = cache_groups(self.program, BLOCK_SIZE, element_bytes=2, checkpoint_interval=4 * BLOCK_SIZE)
         self._models: dict[tuple, NativeModel] = {}
         self._alone: dict[Request, Reply] = {}
@@ -84,7 +84,7 @@ class Native:
                 max_tokens=MAX_STEP_TOKENS,
                 context_length=self.context_length,
                 num_threads=threads,
-                activation_bits=self.activation_bits,
+                activations=self.activations,
                 isa=isa,
             )
         return self._models[key]
@@ -379,8 +379,8 @@ def folder(data_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def tiny(path: Path, activation_bits: int = 8) -> Native:
-    return Native(path, activation_bits=activation_bits)
+def tiny(path: Path, activations: str = "mixed") -> Native:
+    return Native(path, activations=activations)
 
 
 @cache
@@ -439,11 +439,13 @@ def test_the_schedules_meet_everything_they_should(folder: Path) -> None:
     assert [what for what in tiles if not seen[what]] == []
 
 
-@pytest.mark.parametrize("name", ["gemma3-all.gguf", "mixtral-all.gguf"])
-def test_random_schedules_with_16_bit_activations(name: str, folder: Path) -> None:
-    native = tiny(folder / name, 16)
+@pytest.mark.parametrize(
+    ("name", "activations"), [("gemma3-all.gguf", "int8"), ("gemma3-all.gguf", "int16"), ("mixtral-all.gguf", "int16")]
+)
+def test_random_schedules_with_other_activations(name: str, activations: str, folder: Path) -> None:
+    native = tiny(folder / name, activations)
     for seed in range(6):
-        run_schedule(native, f"{name} 16 {seed}", 900 if seed == 0 else 60, FAST_ISAS)
+        run_schedule(native, f"{name} {activations} {seed}", 900 if seed == 0 else 60, FAST_ISAS)
 
 
 @pytest.mark.long
@@ -459,11 +461,15 @@ def test_random_schedules_on_real_models(model: str, request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize(
-    ("name", "activation_bits"), [*((name, 8) for name in (*NAMES, *QUANTIZED)), *((name, 16) for name in QUANTIZED)]
+    ("name", "activations"),
+    [
+        *((name, "mixed") for name in (*NAMES, *QUANTIZED)),
+        *((name, activations) for name in QUANTIZED for activations in ("int8", "int16")),
+    ],
 )
-def test_every_instruction_set_gives_the_same_bits(name: str, activation_bits: int, folder: Path) -> None:
+def test_every_instruction_set_gives_the_same_bits(name: str, activations: str, folder: Path) -> None:
     """Prompts whose steps take both ways of unpacking and several tiles, and a head of many rows."""
-    native = tiny(folder / name, activation_bits)
+    native = tiny(folder / name, activations)
     vocab = native.program.vocab_size
     params = SamplingParams(max_tokens=12, seed=1, num_logprobs=3)
     requests = [

@@ -22,6 +22,8 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3, "softplus": 4
 """Numbers of `Activation` in native/rowwise.h."""
 ROW_BY_ROW = frozenset(_native.ROW_BY_ROW)
 """The calls whose native ops are `RowOp`s."""
+NORM_OUTLIERS, GATE_OUTLIERS, HEAD_OUTLIERS = 4, 8, 8
+"""Numbers of a row that stay floats, by what makes the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,17 @@ class Lowered:
     last: Ref | None = None
 
 
-def lower(program: Program, is_quantized: Callable[[str], bool]) -> Lowered:
-    """`is_quantized(weight)`: its products want quantized activations. Raises `ConfigurationError` for an op that the
-    native backend has no kernel for."""
-    return _Lowering(program, is_quantized).run()
+def lower(program: Program, is_quantized: Callable[[str], bool], has_outliers: bool) -> Lowered:
+    """`is_quantized(weight)`: its products want quantized activations, whose largest numbers stay floats if
+    `has_outliers`. Raises `ConfigurationError` for an op that the native backend has no kernel for."""
+    return _Lowering(program, is_quantized, has_outliers).run()
 
 
 class _Lowering:
-    def __init__(self, program: Program, is_quantized: Callable[[str], bool]) -> None:
+    def __init__(self, program: Program, is_quantized: Callable[[str], bool], has_outliers: bool) -> None:
         self.program = program
         self.is_quantized = is_quantized
+        self.has_outliers = has_outliers
         self.producer: dict[Buffer, Op] = {op.output: op for op in program.ops}
         self.position = {id(op): i for i, op in enumerate(program.ops)}
         self.readers: dict[Buffer, list[Op]] = defaultdict(list)
@@ -110,15 +113,36 @@ class _Lowering:
         """The buffer's quantized form, made now if nobody has."""
         if buffer not in self.quantized:
             made = self._new_quantized(buffer)
-            self.emit("quantize", {"in_": self.ref(buffer), "out": made}, [self.ref(buffer)], [made])
+            self._emit_rows("quantize", {"in_": self.ref(buffer), "out": made}, self.ref(buffer), made)
         return self.quantized[buffer]
 
     def _new_quantized(self, buffer: Buffer) -> Ref:
-        self.quantized[buffer] = Ref(self.program.widths[buffer], is_quantized=True)
+        width = self.program.widths[buffer]
+        self.quantized[buffer] = Ref(width, is_quantized=True, num_outliers=self._num_outliers(buffer, width))
         return self.quantized[buffer]
+
+    def _num_outliers(self, buffer: Buffer, width: int) -> int:
+        """By what it brings (docs/architecture.md): few channels of a norm's output are large in every row; of a gated
+        product others in each; the head's input is worth most; what attention puts out has none."""
+        if not self.has_outliers or width > _native.MOST_WIDTH_WITH_OUTLIERS:
+            return 0
+        match self.producer[buffer]:
+            case ops.RmsNorm() as norm:
+                num = NORM_OUTLIERS if self.position[id(norm)] < self.program.head_start else HEAD_OUTLIERS
+            case ops.Gate():
+                num = GATE_OUTLIERS
+            case _:
+                num = 0
+        return min(num, width // 32)
 
     def emit(self, method: str, arguments: dict[str, Any], reads: list[Ref], writes: list[Ref]) -> None:
         self.calls.append(Call(method, arguments, tuple(reads), tuple(writes)))
+
+    def _emit_rows(self, method: str, arguments: dict[str, Any], source: Ref, out: Ref) -> None:
+        """Of an op that may write whole quantized rows."""
+        self.emit(method, arguments, [source], [out])
+        if out.num_outliers:
+            self.emit("index_outliers", {"rows": out}, [out], [])
 
     def wants_quantized(self, op: Op) -> bool:
         return isinstance(op, ops.Linear) and self.is_quantized(op.weight)
@@ -181,7 +205,7 @@ class _Lowering:
         is_quantized = op.heads == 1 and self.only_quantized_readers(op.output)
         out = self._new_quantized(op.output) if is_quantized else self.ref(op.output)
         arguments = {"weight": Weight(op.weight, is_vector=True), "heads": op.heads, "eps": op.eps, "offset": op.offset}
-        self.emit("norm", {"in_": source, "out": out, **arguments}, [source], [out])
+        self._emit_rows("norm", {"in_": source, "out": out, **arguments}, source, out)
 
     def _linear(self, op: ops.Linear) -> None:
         """This product and all others of the same input."""
@@ -249,7 +273,8 @@ class _Lowering:
     def _gated_linear(self, gate: ops.Linear, up: ops.Linear, op: ops.Gate) -> None:
         buffer = gate.inputs[0]
         source = self.quantized_ref(buffer) if self.wants_quantized(gate) else self.ref(buffer)
-        is_quantized = self.only_quantized_readers(op.output)
+        # A tile knows 32 numbers of each row: enough to quantize them, not to tell the row's outliers.
+        is_quantized = self.only_quantized_readers(op.output) and not self.has_outliers
         out = self._new_quantized(op.output) if is_quantized else self.ref(op.output)
         arguments = {"gate": Weight(gate.weight), "up": Weight(up.weight), "kind": ACTIVATIONS[op.kind]}
         self.emit("gated_linear", {"in_": source, "out": out, **arguments}, [source], [out])

@@ -25,7 +25,7 @@ from headrace.program.rope import Rotation
 
 LOGIT_TILE_BYTES = 64 << 20
 """Logits are made in tiles of readout rows of at most this size."""
-KERNEL_VERSION = 2
+KERNEL_VERSION = 3
 """Changes whenever a change of the kernels changes bits."""
 UNIT = 16
 """Positions that the cache's layout interleaves: block sizes are multiples of it."""
@@ -106,12 +106,12 @@ class NativeModel:
         context_length: int,
         num_threads: int,
         kv_f16: bool = True,
-        activation_bits: int = 8,
+        activations: str = "mixed",
         isa: str = "",
         progress: Callable[[int, int, str], None] = lambda num_done, num_total, what: None,
     ) -> None:
-        """`num_blocks` per group; `max_tokens` is the largest step; `activation_bits`, 8 or 16, are those of inputs of
-        quantized products. Packs all weights, which takes all threads.
+        """`num_blocks` per group; `max_tokens` is the largest step. `activations`, the inputs of quantized products:
+        "int8", "mixed" (int8, but the largest numbers of a row float32), "int16". Packs all weights, with all threads.
 
         Raises `ConfigurationError` for an op without a kernel or a block size the cache cannot be laid out in.
         """
@@ -121,9 +121,9 @@ class NativeModel:
             )
         self._program = program
         self._kv_f16 = kv_f16
-        self._activation_bits = activation_bits
+        self._activations = activations
         self._context_length = context_length
-        self._native = _native.Model(num_threads, max_tokens, activation_bits // 8, isa)
+        self._native = _native.Model(num_threads, max_tokens, 1 + (activations == "int16"), isa)
         self._weights = weights
         self._matrices: dict[Weight, int] = {}
         self._vectors: dict[Weight, int] = {}
@@ -131,7 +131,7 @@ class NativeModel:
         self._progress = progress
         self._num_done, self._num_total = 0, sum(getattr(w, "nbytes", 0) for w in weights.values())
         self._caches = self._add_caches(groups, num_blocks, kv_f16)
-        lowered = lower(program, self._is_quantized)
+        lowered = lower(program, self._is_quantized, has_outliers=activations == "mixed")
         trunk = place(lowered.trunk, keep=lowered.head[0].reads[0])
         head = place(lowered.head, keep=lowered.last)
         for call in lowered.trunk:
@@ -150,7 +150,7 @@ class NativeModel:
     @property
     def numerics(self) -> str:
         kv = "f16" if self._kv_f16 else "f32"
-        return f"native-{KERNEL_VERSION}/{self.isa}/{kv}/int{self._activation_bits}"
+        return f"native-{KERNEL_VERSION}/{self.isa}/{kv}/{self._activations}"
 
     @property
     def isa(self) -> str:
@@ -331,7 +331,7 @@ def _packing_of(tensor: WeightTensor) -> str:
 
 
 def _buffer(ref: Ref, arena: Arena) -> _native.Buffer:
-    return _native.Buffer(arena.offsets[ref], ref.width, ref.is_quantized)
+    return _native.Buffer(arena.offsets[ref], ref.width, ref.is_quantized, ref.num_outliers)
 
 
 def _tree(inputs: BatchInputs) -> NDArray[np.int32]:

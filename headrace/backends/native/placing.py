@@ -7,6 +7,8 @@ from dataclasses import dataclass
 QUANTIZED_FLOATS = 2 * 3 / 8
 """Room of a quantized number in floats, in each of two planes: a byte, two floats per 32 and an integer per 16 numbers
 (`QuantizedRows`)."""
+OUTLIER_FLOATS = 4
+"""Of an outlier, in place of a second plane; and one more for all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,11 +17,16 @@ class Ref:
 
     width: int
     is_quantized: bool = False
+    num_outliers: int = 0
+    """Numbers of a quantized row that stay floats."""
 
     @property
     def num_floats(self) -> int:
         """Room per row."""
-        return round(self.width * QUANTIZED_FLOATS) if self.is_quantized else self.width
+        if not self.is_quantized:
+            return self.width
+        outliers = OUTLIER_FLOATS * self.num_outliers + 1
+        return max(round(self.width * QUANTIZED_FLOATS), round(self.width * QUANTIZED_FLOATS / 2) + outliers)
 
 
 class Arena:
