@@ -115,11 +115,11 @@ NB_MODULE(_native, m) {
         .value("SCALE", Elementwise::SCALE)
         .value("SOFTCAP", Elementwise::SOFTCAP);
     nb::class_<Buffer>(m, "Buffer")
-        .def("__init__", [](Buffer* self, int32_t offset, int32_t width, bool is_quantized, int32_t num_outliers) {
-            if (num_outliers && (num_outliers > MOST_OUTLIERS || width > MOST_WIDTH_WITH_OUTLIERS))
-                throw std::invalid_argument("a row has no room for so many outliers");
-            new (self) Buffer{offset, width, is_quantized, num_outliers};
-        }, "offset"_a, "width"_a, "is_quantized"_a, "num_outliers"_a);
+        .def("__init__", [](Buffer* self, int32_t offset, int32_t width, bool is_quantized, int32_t num_outliers, int32_t list) {
+            const int32_t most = width > MOST_WIDTH_WITH_OUTLIERS ? 0 : list < 0 ? MOST_OUTLIERS : MOST_FIXED;
+            if (num_outliers > most) throw std::invalid_argument("a row has no room for so many outliers");
+            new (self) Buffer{offset, width, is_quantized, num_outliers, list};
+        }, "offset"_a, "width"_a, "is_quantized"_a, "num_outliers"_a, "list"_a);
     nb::class_<RouteShape>(m, "RouteShape")
         .def("__init__", [](RouteShape* self, int32_t num_experts, int32_t top_k, bool is_sigmoid, int32_t num_groups,
                             int32_t top_groups, bool renormalize, float scaling) {
@@ -135,7 +135,6 @@ NB_MODULE(_native, m) {
             new (self) Linear::Part{matrix, bias, out, accumulate};
         }, "matrix"_a, "bias"_a, "out"_a, "accumulate"_a);
 
-    m.attr("MOST_OUTLIERS") = MOST_OUTLIERS;
     m.attr("MOST_WIDTH_WITH_OUTLIERS") = MOST_WIDTH_WITH_OUTLIERS;
     m.def("isas", [] {
         std::vector<std::string> names;
@@ -156,6 +155,9 @@ NB_MODULE(_native, m) {
         .def("add_cache", &Model::add_cache, "group"_a, "block_size"_a, "num_blocks"_a, "is_f16"_a, "kv_heads"_a,
              "key_width"_a, "value_width"_a)
         .def("add_state", &Model::add_state, "group"_a, "num_blocks"_a, "size"_a)
+        .def("add_list", &Model::add_list, "width"_a, "num_outliers"_a)
+        .def("find_outliers", &Model::find_outliers)
+        .def("fix_outliers", &Model::fix_outliers)
         .def("begin_head", &Model::begin_head)
         .def("finish", &Model::finish, "trunk_width"_a, "head_width"_a, "rows_per_tile"_a)
         .def("copy_block", &Model::copy_block, "group"_a, "source"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -32,9 +32,9 @@ struct PackedMatrix {
 // its own: 16 bits in all. Plane p of row r is row planes * r + p here; row i begins at i * width (q), i * width / 32
 // (scale, scaled_sum), i * width / 16 (sums).
 //
-// Outliers: the `num_outliers` largest numbers of a row, falling, are kept apart as floats, and q has zeros in their
-// places: a few channels are far larger than the rest of their group, whose scale they would spoil (Dettmers et al.,
-// LLM.int8(), 2022). Of one plane only.
+// Outliers: `num_outliers` numbers of a row are kept apart as floats, and q has zeros in their places: they are far larger
+// than the rest of their group, whose scale they would spoil (Dettmers et al., LLM.int8(), 2022). They are those of
+// the `fixed` channels, or, where it is null, the row's largest, falling. Of one plane only.
 struct QuantizedRows {
     int32_t width, planes;
     int8_t* q;
@@ -42,15 +42,17 @@ struct QuantizedRows {
     float* scaled_sum;  // scale * sum of q over the group: what an offset of the weights (Q4_1's minimum) is times
     int32_t* sums;      // -128 * (sum of q): over each group, then over its second half of 16
     int32_t num_outliers;
-    float* outliers;    // [rows][num_outliers]
-    int32_t* channels;  // of each: its input
+    float* outliers;       // [rows][num_outliers]
+    const int32_t* fixed;  // [num_outliers] or null
+    int32_t* channels;     // of each outlier: its input; like what follows only where none are fixed
     // By `index_outliers`: rows come in blocks of INDEXED_ROWS, whose outliers share columns of the weights.
     int32_t* slots;         // of each outlier: the place of its channel among the distinct ones of the block
     int32_t* distinct;      // distinct channels, block b's from b * INDEXED_ROWS * num_outliers on
     int32_t* num_distinct;  // [blocks]
 };
 constexpr int32_t INDEXED_ROWS = 128;
-constexpr int32_t MOST_OUTLIERS = 8;  // of a row
+constexpr int32_t MOST_OUTLIERS = 8;  // of a row that has its own
+constexpr int32_t MOST_FIXED = 32;
 constexpr int32_t MOST_WIDTH_WITH_OUTLIERS = 1 << 15;
 
 // What a linear does with its sum: out = sum (+ bias) (+ what out held).

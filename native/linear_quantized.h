@@ -102,7 +102,7 @@ static void take_outliers(const float* x, int32_t row, const QuantizedRows& to, 
     float of_lanes[LANES], least = TINY;
     store(of_lanes, largest);
     for (int i = 0; i < LANES; ++i) {
-        const bool is_many = __builtin_popcount(lanes_from(largest, of_lanes[i])) >= num;
+        const bool is_many = __builtin_popcount(lanes_from(largest, splat(of_lanes[i]))) >= num;
         const float at_least = is_many ? of_lanes[i] : 0.0f;
         least = at_least > least ? at_least : least;
     }
@@ -110,17 +110,23 @@ static void take_outliers(const float* x, int32_t row, const QuantizedRows& to, 
     int32_t channels[MOST_CANDIDATES], count = 0;
     if (reduce_max(largest) < 1e30f)
         for (int32_t k = 0; k < to.width; k += LANES)
-            for (uint32_t lanes = lanes_from(abs(load(x + k)), least); lanes; lanes &= lanes - 1) {
+            for (uint32_t lanes = lanes_from(abs(load(x + k)), splat(least)); lanes; lanes &= lanes - 1) {
                 if (count == MOST_CANDIDATES) break;
                 channels[count] = k + __builtin_ctz(lanes);
                 sizes[count] = __builtin_fabsf(x[channels[count]]);
                 ++count;
             }
+    for (int32_t i = count; i % LANES; ++i) sizes[i] = -1.0f;
     float outliers[MOST_OUTLIERS + 1] = {};
     int32_t found[MOST_OUTLIERS + 1] = {};
     for (int32_t i = 0; i < count; ++i) {
-        int32_t rank = 0;
-        for (int32_t j = 0; j < count; ++j) rank += (sizes[j] > sizes[i]) | ((sizes[j] == sizes[i]) & (j < i));
+        int32_t rank = 0;  // how many are larger, or as large and come before
+        for (int32_t j = 0; j < count; j += LANES) {
+            const V others = load(sizes + j), own = splat(sizes[i]);
+            const uint32_t no_smaller = lanes_from(others, own), no_larger = lanes_from(own, others);
+            const uint32_t before = i < j ? 0 : i - j >= LANES ? 0xffff : (1u << (i - j)) - 1;
+            rank += __builtin_popcount(no_smaller & ~no_larger) + __builtin_popcount(no_smaller & no_larger & before);
+        }
         const int32_t place = rank < num ? rank : num;  // the last place is of those that are left out
         outliers[place] = x[channels[i]];
         found[place] = channels[i];
@@ -132,11 +138,23 @@ static void take_outliers(const float* x, int32_t row, const QuantizedRows& to, 
     memcpy(to.channels + (size_t)row * num, found, num * sizeof(int32_t));
 }
 
+// The same of the fixed channels; a number that is not finite stays where it is.
+static void take_fixed(const float* x, int32_t row, const QuantizedRows& to, float* rest) {
+    memcpy(rest, x, to.width * sizeof(float));
+    float* const outliers = to.outliers + (size_t)row * to.num_outliers;
+    for (int32_t j = 0; j < to.num_outliers; ++j) {
+        const float value = x[to.fixed[j]];
+        const bool is_one = __builtin_fabsf(value) < 1e30f;
+        outliers[j] = is_one ? value : 0.0f;
+        rest[to.fixed[j]] = is_one ? 0.0f : value;
+    }
+}
+
 static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
     const int32_t groups = to.width / GROUP;
     float rest[MOST_WIDTH_WITH_OUTLIERS];
     if (to.num_outliers) {
-        take_outliers(x, row, to, rest);
+        to.fixed ? take_fixed(x, row, to, rest) : take_outliers(x, row, to, rest);
         x = rest;
     }
     for (int32_t g = 0; g < groups; g += LANES, x += LANES * GROUP)
@@ -144,6 +162,7 @@ static void quantize(const float* x, int32_t row, const QuantizedRows& to) {
 }
 
 static void index_outliers(const QuantizedRows& rows, int32_t num_rows) {
+    if (rows.fixed) return;
     constexpr int32_t WORD = 64;
     const int32_t num_words = (rows.width + WORD - 1) / WORD;
     uint64_t is_outlier[MOST_WIDTH_WITH_OUTLIERS / WORD];
@@ -449,9 +468,8 @@ HR_INLINE void finish_row(const float* acc, int num, const float* bias, bool acc
 }
 
 // acc[r][16] = the products of the rows' outliers, by the columns of their block [distinct][16].
-template <int NUM>
 static void begin_rows(const QuantizedRows& x, int32_t row, int32_t num_rows, const float* columns, float* acc) {
-    const int32_t num = NUM ? NUM : x.num_outliers;
+    const int32_t num = x.num_outliers;
     const float* outlier = x.outliers + (size_t)row * num;
     const int32_t* slot = x.slots + (size_t)row * num;
     for (int32_t r = 0; r < num_rows; ++r, outlier += num, slot += num) {
@@ -459,6 +477,25 @@ static void begin_rows(const QuantizedRows& x, int32_t row, int32_t num_rows, co
         for (int32_t j = 0; j < num; ++j) sum = fma(splat(outlier[j]), load(columns + slot[j] * STRIP), sum);
         store(acc + r * STRIP, sum);
     }
+}
+
+// The same by fixed columns, R rows at a time.
+template <int R>
+static void begin_fixed(const QuantizedRows& x, int32_t row, int32_t num_rows, const float* columns, float* acc) {
+    const int32_t num = x.num_outliers;
+    const float* outlier = x.outliers + (size_t)row * num;
+    int32_t r = 0;
+    for (; r + R <= num_rows; r += R, outlier += (size_t)R * num) {
+        V sums[R];
+        for (int i = 0; i < R; ++i) sums[i] = splat(0.0f);
+        for (int32_t j = 0; j < num; ++j) {
+            const V weights = load(columns + j * STRIP);
+            for (int i = 0; i < R; ++i) sums[i] = fma(splat(outlier[(size_t)i * num + j]), weights, sums[i]);
+        }
+        for (int i = 0; i < R; ++i) store(acc + (r + i) * STRIP, sums[i]);
+    }
+    if constexpr (R > 1)
+        if (r < num_rows) begin_fixed<R / 2>(x, row + r, num_rows - r, columns, acc + r * STRIP);
 }
 
 template <Packing P>
@@ -477,12 +514,14 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
         const float* bias = epilogue.bias ? epilogue.bias + s * STRIP : nullptr;
         for (int32_t row = 0; row < x.planes * num_rows; row += ROWS_AT_ONCE) {
             const int32_t left = x.planes * num_rows - row, rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
-            if (x.num_outliers) {
+            if (x.fixed) {
+                if (row == 0) unpack_columns<P>(packed, x.fixed, x.num_outliers, columns);
+                begin_fixed<WIDTH == STRIP ? 8 : 4>(x, row, rows, columns, acc);
+            } else if (x.num_outliers) {
                 const int32_t block = row / INDEXED_ROWS;
                 const int32_t* distinct = x.distinct + (size_t)block * INDEXED_ROWS * x.num_outliers;
                 unpack_columns<P>(packed, distinct, x.num_distinct[block], columns);
-                auto* begin = x.num_outliers == 4 ? begin_rows<4> : x.num_outliers == 8 ? begin_rows<8> : begin_rows<0>;
-                begin(x, row, rows, columns, acc);
+                begin_rows(x, row, rows, columns, acc);
             } else {
                 memset(acc, 0, rows * STRIP * sizeof(float));
             }

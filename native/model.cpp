@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -114,6 +115,27 @@ int Model::add_state(int group, int32_t num_blocks, int64_t size) {
     return (int)states_.size() - 1;
 }
 
+int Model::add_list(int32_t width, int32_t num_outliers) {
+    lists_.push_back({num_outliers, {}, std::vector<int64_t>(width)});
+    return (int)lists_.size() - 1;
+}
+
+void Model::count_outliers(int32_t list, const QuantizedRows& rows, int32_t num_rows) const {
+    for (int32_t i = 0; i < num_rows * rows.num_outliers; ++i) ++lists_[list].counts[rows.channels[i]];
+}
+
+void Model::fix_outliers() {
+    is_finding_ = false;
+    for (OutlierList& list : lists_) {
+        std::vector<int32_t> order(list.counts.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return list.counts[a] > list.counts[b]; });
+        order.resize(list.num);
+        std::sort(order.begin(), order.end());
+        list.channels = order;
+    }
+}
+
 void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile) {
     rows_per_tile_ = rows_per_tile;
     for (GroupBlocks& blocks : groups_) {
@@ -146,7 +168,9 @@ QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
     result.scale = place + cells / 4;
     result.scaled_sum = result.scale + cells / GROUP;
     result.sums = reinterpret_cast<int32_t*>(result.scaled_sum + cells / GROUP);
-    result.num_outliers = buffer.num_outliers;
+    const std::vector<int32_t>* fixed = buffer.list < 0 ? nullptr : &lists_[buffer.list].channels;
+    result.fixed = fixed && !fixed->empty() ? fixed->data() : nullptr;
+    result.num_outliers = result.fixed ? buffer.num_outliers : std::min(buffer.num_outliers, MOST_OUTLIERS);
     const size_t num = (size_t)rows * result.num_outliers;
     result.outliers = result.scale + cells / 8;  // scales, scaled sums and twice as many sums: cells / 8
     result.channels = reinterpret_cast<int32_t*>(result.outliers + num);

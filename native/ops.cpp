@@ -213,7 +213,7 @@ namespace {
 // with its outliers.
 class Gathered {
 public:
-    static size_t floats(const Buffer& buffer, size_t count) { return count * (buffer.width + 1); }
+    static size_t floats(const Buffer& buffer, size_t count) { return count * (buffer.width + 2 * MOST_FIXED); }
 
     Gathered(const Model& model, const Buffer& buffer, int32_t rows, int32_t width, int32_t per_row, const int32_t* pairs,
              int32_t count, float* room)
@@ -233,6 +233,7 @@ public:
         quantized_.scale = room;
         quantized_.scaled_sum = quantized_.scale + count * groups;
         quantized_.sums = reinterpret_cast<int32_t*>(quantized_.scaled_sum + count * groups);
+        quantized_.fixed = from.fixed;
         quantized_.outliers = reinterpret_cast<float*>(quantized_.sums + 2 * count * groups);
         quantized_.channels = reinterpret_cast<int32_t*>(quantized_.outliers + count * outliers);
         quantized_.slots = quantized_.channels + count * outliers;
@@ -246,7 +247,7 @@ public:
             std::copy_n(from.scaled_sum + at, groups, quantized_.scaled_sum + to);
             std::copy_n(from.sums + 2 * at, 2 * groups, quantized_.sums + 2 * to);
             std::copy_n(from.outliers + row * outliers, outliers, quantized_.outliers + i * outliers);
-            std::copy_n(from.channels + row * outliers, outliers, quantized_.channels + i * outliers);
+            if (!from.fixed) std::copy_n(from.channels + row * outliers, outliers, quantized_.channels + i * outliers);
         }
         if (outliers) model.kernels().index_outliers(quantized_, count);
     }
@@ -303,7 +304,7 @@ void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& sc
             if (out.is_quantized) {  // a pair's numbers are a row of `outputs`
                 QuantizedRows to = model.quantized(out, rows);
                 const size_t cell = (size_t)pairs[i] * to.planes * outputs;
-                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP, 0, nullptr, nullptr, nullptr, nullptr, nullptr};
+                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP, 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
                 k.quantize_column(from, 1, column / GROUP, to);
             } else {
                 std::copy_n(from, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);

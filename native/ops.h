@@ -108,7 +108,9 @@ struct IndexOutliers : Op {
     std::string name() const override { return "index outliers"; }
     int64_t num_tiles(const Model&, int32_t) const override { return 1; }
     void tile(const Model& model, int32_t num_rows, Turn, Scratch&) const override {
-        model.kernels().index_outliers(model.quantized(rows, num_rows), num_rows);
+        const QuantizedRows quantized = model.quantized(rows, num_rows);
+        model.kernels().index_outliers(quantized, num_rows);
+        if (model.is_finding() && rows.list >= 0) model.count_outliers(rows.list, quantized, num_rows);
     }
 };
 

@@ -63,8 +63,8 @@ HR_INLINE void store_i8(int8_t* p, V a) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 HR_INLINE V load_i32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
-// Bit i: lane i is at least `least`.
-HR_INLINE uint32_t lanes_from(V a, float least) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(least), _CMP_GE_OQ); }
+// Bit i: lane i of `a` is at least that of `least`.
+HR_INLINE uint32_t lanes_from(V a, V least) { return _mm512_cmp_ps_mask(a.v, least.v, _CMP_GE_OQ); }
 
 HR_INLINE float reduce_add(V a) {
     __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a.v),
@@ -145,10 +145,9 @@ HR_INLINE V load_i32(const int32_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p)),
             _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)(p + 8)))};
 }
-HR_INLINE uint32_t lanes_from(V a, float least) {
-    const __m256 from = _mm256_set1_ps(least);
-    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.lo, from, _CMP_GE_OQ)) |
-           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.hi, from, _CMP_GE_OQ)) << 8;
+HR_INLINE uint32_t lanes_from(V a, V least) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.lo, least.lo, _CMP_GE_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.hi, least.hi, _CMP_GE_OQ)) << 8;
 }
 HR_INLINE float reduce_add(V a) {
     __m256 b = _mm256_add_ps(a.lo, a.hi);
@@ -230,9 +229,9 @@ HR_INLINE void store_i8(int8_t* p, V a) {
     for (int i = 0; i < LANES; ++i) p[i] = (int8_t)(int)a.a[i];
 }
 HR_INLINE V load_i32(const int32_t* p) { HR_LANES((float)p[i]); }
-HR_INLINE uint32_t lanes_from(V a, float least) {
+HR_INLINE uint32_t lanes_from(V a, V least) {
     uint32_t bits = 0;
-    for (int i = 0; i < LANES; ++i) bits |= (uint32_t)(a.a[i] >= least) << i;
+    for (int i = 0; i < LANES; ++i) bits |= (uint32_t)(a.a[i] >= least.a[i]) << i;
     return bits;
 }
 HR_INLINE float reduce_add(V a) {

@@ -155,20 +155,23 @@ struct Rows {
     const Kernels& k;
     std::vector<int8_t> q;
     Floats scale, scaled_sum, outliers;
-    std::vector<int32_t> sums, channels, slots, distinct, num_distinct;
+    std::vector<int32_t> sums, channels, slots, distinct, num_distinct, fixed;
     int width, planes, num_outliers;
-    Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1, int num_outliers = 0)
+    Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1, int num_outliers = 0, bool is_fixed = false)
         : k(k), q((size_t)rows * planes * width), scale(q.size() / 32), scaled_sum(q.size() / 32),
           outliers(rows * num_outliers), sums(q.size() / 16), channels(outliers.size()), slots(outliers.size()),
           distinct(outliers.size()), num_distinct(rows / INDEXED_ROWS + 1), width(width), planes(planes),
           num_outliers(num_outliers) {
+        for (int j = 0; is_fixed && j < num_outliers; ++j) fixed.push_back(j * width / num_outliers + j % 3);
+        if (is_fixed)
+            for (size_t i = 0; i < channels.size(); ++i) channels[i] = fixed[i % num_outliers];
         for (int r = 0; r < rows; ++r) k.quantize(&x[(size_t)r * width], r, view());
     }
     QuantizedRows view(int from = 0, int num = 0) {  // the rows from `from` on, `num` of them ready for products
         const size_t at = (size_t)from * planes * width;
         const QuantizedRows rows{width, planes, q.data() + at, scale.data() + at / 32, scaled_sum.data() + at / 32,
                                  sums.data() + at / 16, num_outliers, outliers.data() + from * num_outliers,
-                                 channels.data() + from * num_outliers, slots.data(), distinct.data(),
+                                 fixed.empty() ? nullptr : fixed.data(), channels.data() + from * num_outliers, slots.data(), distinct.data(),
                                  num_distinct.data()};
         if (num_outliers && num) k.index_outliers(rows, num);
         return rows;
@@ -287,6 +290,26 @@ void check_outliers() {
     }
 }
 
+void check_fixed_outliers() {
+    const int num = 5, width = 576, count = 24;
+    Floats x = random_rows(num, width);
+    for (const Kernels* k : all_kernels()) {
+        const std::vector<int32_t> fixed = Rows(*k, x, 0, width, 1, count, true).fixed;
+        x[2 * width + fixed[3]] = NAN, x[3 * width + fixed[4]] = -INFINITY;
+        const Rows rows(*k, x, num, width, 1, count, true);
+        Floats rest = x;
+        for (int i = 0; i < num * count; ++i) {
+            float& value = rest[i / count * width + fixed[i % count]];
+            EXPECT(rows.outliers[i] == (std::isfinite(value) ? value : 0.0f), "%s: fixed outlier %d", k->name, i);
+            if (std::isfinite(value)) value = 0.0f;
+        }
+        const Rows expected(*k, rest, num, width);
+        EXPECT(same_bits(rows.q, expected.q) && same_bits(rows.scale, expected.scale) &&
+                   same_bits(rows.scaled_sum, expected.scaled_sum) && same_bits(rows.sums, expected.sums),
+               "%s: beside fixed outliers", k->name);
+    }
+}
+
 // A column of groups at a time: the bits of whole rows, and nothing else written.
 void check_quantize_column(int planes) {
     const int most = 40;
@@ -332,7 +355,7 @@ void check_product(const char* name, const Floats& w, int rows, int width, const
 
 // One matrix: `counts` are the rows of activations passed at once, the largest of them at hand.
 void check_matrix(const FormatCase& format, int rows, int width, const std::vector<int>& counts, int planes = 1,
-                  int num_outliers = 0) {
+                  int num_outliers = 0, bool is_fixed = false) {
     const bool quantized = format.block > 1;
     const std::vector<uint8_t> stored = random_weights(format, rows, width);
     Floats w((size_t)rows * width);
@@ -347,15 +370,15 @@ void check_matrix(const FormatCase& format, int rows, int width, const std::vect
     for (float& v : before) v = (float)(random_bits() % 100) / 10;
     for (const Kernels* k : all_kernels()) {
         char name[120];
-        std::snprintf(name, sizeof name, "%s: %s %d x %d, %d planes, %d outliers", k->name, format.name, rows, width,
-                      planes, num_outliers);
+        std::snprintf(name, sizeof name, "%s: %s %d x %d, %d planes, %d %soutliers", k->name, format.name, rows, width,
+                      planes, num_outliers, is_fixed ? "fixed " : "");
         const Matrix m(*k, format, stored, rows, width);
         Floats row(width);
         for (int r = 0; r < rows; ++r) {
             k->unpack_row(m.packed, r, row.data());
             EXPECT(!std::memcmp(row.data(), &w[(size_t)r * width], width * 4), "%s: unpack of row %d", name, r);
         }
-        Rows quants(*k, x, quantized ? most : 0, width, planes, num_outliers);
+        Rows quants(*k, x, quantized ? most : 0, width, planes, num_outliers, is_fixed);
         const int strips = m.packed.num_strips();
         const auto run = [&](int first, int last, int from, int num, Floats& out, Epilogue epilogue) {
             float* const to = out.data() + (size_t)from * stride;
@@ -418,6 +441,7 @@ void run_checks() {
     check_quantize();
     check_planes();
     check_outliers();
+    check_fixed_outliers();
     for (int planes : {1, 2}) check_quantize_column(planes);
     using Ints = std::vector<int>;
     const Ints all_rows = IS_SHORT ? Ints{1, 47} : Ints{1, 15, 16, 17, 48, 100};
@@ -440,6 +464,8 @@ void run_checks() {
             check_matrix(format, 47, odd, counts, 1, 8);
             check_matrix(format, 17, std::max(96, format.block), counts, 1, 3);
             check_matrix(format, 33, 768, many, 1, 4);
+            check_matrix(format, 47, odd, counts, 1, 24, true);
+            check_matrix(format, 33, 768, many, 1, 7, true);
         }
         if (format.block == 1) check_matrix(format, 145, 77, {1, 2, 3, 5, 7, 8});  // eight strips side by side, and more
     }

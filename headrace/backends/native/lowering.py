@@ -22,7 +22,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu": 2, "sigmoid": 3, "softplus": 4
 """Numbers of `Activation` in native/rowwise.h."""
 ROW_BY_ROW = frozenset(_native.ROW_BY_ROW)
 """The calls whose native ops are `RowOp`s."""
-NORM_OUTLIERS, GATE_OUTLIERS, HEAD_OUTLIERS = 4, 8, 8
+NORM_OUTLIERS, GATE_OUTLIERS, HEAD_OUTLIERS = 8, 8, 24
 """Numbers of a row that stay floats, by what makes the row."""
 
 
@@ -118,22 +118,23 @@ class _Lowering:
 
     def _new_quantized(self, buffer: Buffer) -> Ref:
         width = self.program.widths[buffer]
-        self.quantized[buffer] = Ref(width, is_quantized=True, num_outliers=self._num_outliers(buffer, width))
+        num_outliers, has_fixed = self._outliers(buffer, width)
+        self.quantized[buffer] = Ref(width, is_quantized=True, num_outliers=num_outliers, has_fixed=has_fixed)
         return self.quantized[buffer]
 
-    def _num_outliers(self, buffer: Buffer, width: int) -> int:
-        """By what it brings (docs/architecture.md): few channels of a norm's output are large in every row; of a gated
-        product others in each; the head's input is worth most; what attention puts out has none."""
+    def _outliers(self, buffer: Buffer, width: int) -> tuple[int, bool]:
+        """(how many, whether the same channels in all rows), by what it brings (docs/architecture.md): few channels of
+        a norm's output are large in every row, and the head's input is worth most; of a gated product others are in
+        each row; what attention puts out has none."""
         if not self.has_outliers or width > _native.MOST_WIDTH_WITH_OUTLIERS:
-            return 0
+            return 0, False
         match self.producer[buffer]:
             case ops.RmsNorm() as norm:
-                num = NORM_OUTLIERS if self.position[id(norm)] < self.program.head_start else HEAD_OUTLIERS
+                is_head = self.position[id(norm)] >= self.program.head_start
+                return min(HEAD_OUTLIERS if is_head else NORM_OUTLIERS, width // 8), True
             case ops.Gate():
-                num = GATE_OUTLIERS
-            case _:
-                num = 0
-        return min(num, width // 32)
+                return min(GATE_OUTLIERS, width // 32), False
+        return 0, False
 
     def emit(self, method: str, arguments: dict[str, Any], reads: list[Ref], writes: list[Ref]) -> None:
         self.calls.append(Call(method, arguments, tuple(reads), tuple(writes)))

@@ -17,7 +17,7 @@ from headrace.backends.reference.hidden import HiddenStates
 from headrace.core.cache import CacheGroup, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
-from headrace.program.cache import StateEntry
+from headrace.program.cache import CacheSpec, StateEntry
 from headrace.program.mixture_ops import Route
 from headrace.program.ops import Attend
 from headrace.program.program import Program
@@ -27,6 +27,8 @@ LOGIT_TILE_BYTES = 64 << 20
 """Logits are made in tiles of readout rows of at most this size."""
 KERNEL_VERSION = 3
 """Changes whenever a change of the kernels changes bits."""
+NUM_TEXTS = 4
+"""Of `UNIT` tokens each, to find outliers by."""
 UNIT = 16
 """Positions that the cache's layout interleaves: block sizes are multiples of it."""
 
@@ -128,6 +130,8 @@ class NativeModel:
         self._matrices: dict[Weight, int] = {}
         self._vectors: dict[Weight, int] = {}
         self._tables: dict[Rotation, int] = {}
+        self._lists: dict[Ref, int] = {}
+        """Of channels, for outliers."""
         self._progress = progress
         self._num_done, self._num_total = 0, sum(getattr(w, "nbytes", 0) for w in weights.values())
         self._caches = self._add_caches(groups, num_blocks, kv_f16)
@@ -140,11 +144,13 @@ class NativeModel:
         for index, call in enumerate(lowered.head):
             self._add(call, trunk if index == 0 else head, head)
         self._rows_per_tile = max(1, LOGIT_TILE_BYTES // (4 * program.vocab_size))
-        self._trunk_rows = _buffer(lowered.head[0].reads[0], trunk)
+        self._trunk_rows = self._buffer(lowered.head[0].reads[0], trunk)
         self._hidden = HiddenStates(program, lambda name: np.asarray(weights[name].dequantize(), np.float32))
         assert lowered.last is not None
-        self._last = _buffer(lowered.last, head)
+        self._last = self._buffer(lowered.last, head)
         self._native.finish(trunk.width, head.width, self._rows_per_tile)
+        if self._lists:
+            self._find_outliers(max_tokens)
         progress(self._num_total, self._num_total, "packing weights")  # vectors are not counted one by one
 
     @property
@@ -244,7 +250,7 @@ class NativeModel:
         def resolve(name: str, value: Any) -> Any:
             match value:
                 case Ref():
-                    return _buffer(value, sources if name == "in_" else targets)
+                    return self._buffer(value, sources if name == "in_" else targets)
                 case Weight(is_vector=True):
                     return self._vector(value)
                 case Weight():
@@ -274,7 +280,7 @@ class NativeModel:
                 case Part():
                     bias = -1 if value.bias is None else self._vector(value.bias)
                     return _native.LinearPart(
-                        self._matrix(value.weight), bias, _buffer(value.out, targets), value.accumulate
+                        self._matrix(value.weight), bias, self._buffer(value.out, targets), value.accumulate
                     )
                 case list():
                     return [resolve(name, item) for item in value]
@@ -288,6 +294,40 @@ class NativeModel:
                     return value
 
         getattr(self._native, call.method)(**{name: resolve(name, value) for name, value in call.arguments.items()})
+
+    def _buffer(self, ref: Ref, arena: Arena) -> _native.Buffer:
+        if ref.has_fixed and ref not in self._lists:
+            self._lists[ref] = self._native.add_list(ref.width, ref.num_outliers)
+        place = arena.offsets[ref], ref.width, ref.is_quantized, ref.num_outliers
+        return _native.Buffer(*place, self._lists.get(ref, -1))
+
+    def _find_outliers(self, max_tokens: int) -> None:
+        """Fix which channels hold outliers: those that do in a few short texts of arbitrary tokens. Any would do; they
+        are always the same, and so are the bits. The texts use the first block of the cache, one after the other."""
+        self._native.find_outliers()
+        tokens = np.linspace(0, self._program.vocab_size - 1, NUM_TEXTS * UNIT).astype(np.int32).reshape(-1, UNIT)
+        for text in tokens:
+            for start in range(0, UNIT, max_tokens):
+                part = text[start : start + max_tokens]
+                self._run_alone(part, start)
+        self._native.fix_outliers()
+
+    def _run_alone(self, tokens: NDArray[np.int32], start: int) -> None:
+        """A step of one sequence, `start` of whose tokens are in the first block of the cache."""
+        tables = [[0] if _is_attention(spec) else [0 if start else -1, 0] for spec in self._program.cache]
+        rows = np.arange(len(tokens), dtype=np.int32)
+        inputs = BatchInputs(
+            token_ids=np.ascontiguousarray(tokens),
+            positions=rows + np.int32(start),
+            parents=rows - np.int32(1),
+            span_numbers=np.array([start, len(tokens), 0], np.int32),
+            tables=np.array([block for table in tables for block in table], np.int32),
+            table_starts=np.cumsum([0, *(len(table) for table in tables[:-1])]).astype(np.int32),
+            readout_rows=rows,
+            is_chain=True,
+        )
+        for _ in self.run(inputs):
+            pass
 
     def _matrix(self, weight: Weight) -> int:
         if weight not in self._matrices:
@@ -321,6 +361,10 @@ class NativeModel:
         return self._tables[rotation]
 
 
+def _is_attention(spec: CacheSpec) -> bool:
+    return not any(isinstance(entry, StateEntry) for entry in spec.entries)
+
+
 def _is_plain(tensor: WeightTensor) -> bool:
     """The checkpoint holds the rows as they are, in a format that is packed without a change of values."""
     return hasattr(tensor, "data") and tensor.format.name in PACKINGS  # type: ignore[attr-defined]
@@ -328,10 +372,6 @@ def _is_plain(tensor: WeightTensor) -> bool:
 
 def _packing_of(tensor: WeightTensor) -> str:
     return tensor.format.name if _is_plain(tensor) else "F32"  # type: ignore[attr-defined]
-
-
-def _buffer(ref: Ref, arena: Arena) -> _native.Buffer:
-    return _native.Buffer(arena.offsets[ref], ref.width, ref.is_quantized, ref.num_outliers)
 
 
 def _tree(inputs: BatchInputs) -> NDArray[np.int32]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 QUANTIZED_FLOATS = 2 * 3 / 8
 """Room of a quantized number in floats, in each of two planes: a byte, two floats per 32 and an integer per 16 numbers
 (`QuantizedRows`)."""
-OUTLIER_FLOATS = 4
-"""Of an outlier, in place of a second plane; and one more for all."""
+OUTLIER_FLOATS = 33
+"""Of all outliers of a row, in place of a second plane."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,14 +19,15 @@ class Ref:
     is_quantized: bool = False
     num_outliers: int = 0
     """Numbers of a quantized row that stay floats."""
+    has_fixed: bool = False
+    """Those of the same channels in all rows."""
 
     @property
     def num_floats(self) -> int:
         """Room per row."""
         if not self.is_quantized:
             return self.width
-        outliers = OUTLIER_FLOATS * self.num_outliers + 1
-        return max(round(self.width * QUANTIZED_FLOATS), round(self.width * QUANTIZED_FLOATS / 2) + outliers)
+        return max(round(self.width * QUANTIZED_FLOATS), round(self.width * QUANTIZED_FLOATS / 2) + OUTLIER_FLOATS)
 
 
 class Arena:
