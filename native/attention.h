@@ -40,11 +40,11 @@ constexpr int TILE_ROWS = 3;
 constexpr int tile_vectors(int) { return 1; }
 #endif
 
-// Few rows wait for memory, not for sums: each tile asks early for what is read next. A list of units therefore goes on for
-// LOOKAHEAD units behind the last one that is summed: values follow keys, the next chunk follows the values.
+// The first tile of a chunk waits for memory: each asks early for what is read next, which costs the others nothing that could
+// be measured. A list of units therefore goes on for LOOKAHEAD units behind the last one that is summed: values follow
+// keys, the next chunk follows the values.
 constexpr int LOOKAHEAD = 8;
 constexpr int MIX_AHEAD = 4;  // units
-constexpr bool asks_early(int rows) { return rows <= 4; }
 
 HR_INLINE V load_kv(const uint16_t* p) { return load_f16(p); }
 HR_INLINE V load_kv(const float* p) { return load(p); }
@@ -139,7 +139,7 @@ static inline void score_tile(const T* const* units, int32_t key_width, const fl
 #pragma GCC unroll 16
         for (int u = 0; u < UNITS; ++u) {
             const V key = load_kv(k[u] + (size_t)d * UNIT);
-            if constexpr (asks_early(ROWS)) __builtin_prefetch(next[u] + (size_t)d * UNIT);
+            __builtin_prefetch(next[u] + (size_t)d * UNIT);
             const float* const factors = again(q);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) sums[r][u] = fma(splat(factors[r]), key, sums[r][u]);
@@ -183,7 +183,7 @@ static inline void mix_tile(const T* const* units, int32_t num_units, int32_t v_
         for (int32_t j = 0; j < UNIT; ++j, v += v_stride, next += v_stride) {
 #pragma GCC unroll 16
             for (int c = 0; c < VECTORS; ++c) {
-                if constexpr (asks_early(ROWS)) __builtin_prefetch(next + c * LANES);
+                __builtin_prefetch(next + c * LANES);
                 const V value = load_kv(v + c * LANES);
                 const float* const factors = again(weights + j);
 #pragma GCC unroll 16
