@@ -40,9 +40,9 @@ constexpr int TILE_ROWS = 3;
 constexpr int tile_vectors(int) { return 1; }
 #endif
 
-// The first tile of a chunk waits for memory: each asks early for what is read next, which costs the others nothing that could
-// be measured. A list of units therefore goes on for LOOKAHEAD units behind the last one that is summed: values follow
-// keys, the next chunk follows the values.
+// The first tile of a chunk waits for memory: each asks early for what is read next, which costs the others nothing that
+// could be measured. A list of units therefore goes on for LOOKAHEAD units behind the last one that is summed: values
+// follow keys, the next chunk follows the values.
 constexpr int LOOKAHEAD = 8;
 constexpr int MIX_AHEAD = 4;  // units
 

@@ -135,6 +135,7 @@ NB_MODULE(_native, m) {
             new (self) Linear::Part{matrix, bias, out, accumulate};
         }, "matrix"_a, "bias"_a, "out"_a, "accumulate"_a);
 
+    m.attr("OUTLIER_FLOATS") = OUTLIER_FLOATS;
     m.attr("MOST_WIDTH_WITH_OUTLIERS") = MOST_WIDTH_WITH_OUTLIERS;
     m.def("isas", [] {
         std::vector<std::string> names;
@@ -156,7 +157,6 @@ NB_MODULE(_native, m) {
              "key_width"_a, "value_width"_a)
         .def("add_state", &Model::add_state, "group"_a, "num_blocks"_a, "size"_a)
         .def("add_list", &Model::add_list, "width"_a, "num_outliers"_a)
-        .def("find_outliers", &Model::find_outliers)
         .def("fix_outliers", &Model::fix_outliers)
         .def("begin_head", &Model::begin_head)
         .def("finish", &Model::finish, "trunk_width"_a, "head_width"_a, "rows_per_tile"_a)

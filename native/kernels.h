@@ -53,6 +53,8 @@ struct QuantizedRows {
 constexpr int32_t INDEXED_ROWS = 128;
 constexpr int32_t MOST_OUTLIERS = 8;  // of a row that has its own
 constexpr int32_t MOST_FIXED = 32;
+constexpr int32_t OUTLIER_FLOATS = 4 * MOST_OUTLIERS + 1;  // room for all of a row: four numbers each, and a block's count
+static_assert(MOST_FIXED <= OUTLIER_FLOATS);
 constexpr int32_t MOST_WIDTH_WITH_OUTLIERS = 1 << 15;
 
 // What a linear does with its sum: out = sum (+ bias) (+ what out held).

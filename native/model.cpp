@@ -125,7 +125,6 @@ void Model::count_outliers(int32_t list, const QuantizedRows& rows, int32_t num_
 }
 
 void Model::fix_outliers() {
-    is_finding_ = false;
     for (OutlierList& list : lists_) {
         std::vector<int32_t> order(list.counts.size());
         std::iota(order.begin(), order.end(), 0);
@@ -158,26 +157,31 @@ void Model::finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_til
         claimed_.push_back(std::make_unique<std::atomic<int64_t>[]>(std::max(trunk_.size(), head_.size())));
 }
 
-QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
-    float* place = floats(buffer, rows);
-    const size_t cells = (size_t)rows * planes_ * buffer.width;
+QuantizedRows quantized_at(float* place, int32_t width, int32_t planes, int32_t rows, int32_t num_outliers,
+                           const int32_t* fixed) {
+    const size_t cells = (size_t)rows * planes * width, num = (size_t)rows * num_outliers;
     QuantizedRows result;
-    result.width = buffer.width;
-    result.planes = planes_;
+    result.width = width;
+    result.planes = planes;
     result.q = reinterpret_cast<int8_t*>(place);
     result.scale = place + cells / 4;
     result.scaled_sum = result.scale + cells / GROUP;
     result.sums = reinterpret_cast<int32_t*>(result.scaled_sum + cells / GROUP);
-    const std::vector<int32_t>* fixed = buffer.list < 0 ? nullptr : &lists_[buffer.list].channels;
-    result.fixed = fixed && !fixed->empty() ? fixed->data() : nullptr;
-    result.num_outliers = result.fixed ? buffer.num_outliers : std::min(buffer.num_outliers, MOST_OUTLIERS);
-    const size_t num = (size_t)rows * result.num_outliers;
-    result.outliers = result.scale + cells / 8;  // scales, scaled sums and twice as many sums: cells / 8
+    result.num_outliers = num_outliers;
+    result.fixed = fixed;
+    result.outliers = reinterpret_cast<float*>(result.sums + cells / (GROUP / 2));
     result.channels = reinterpret_cast<int32_t*>(result.outliers + num);
     result.slots = result.channels + num;
     result.distinct = result.slots + num;
     result.num_distinct = result.distinct + num;
     return result;
+}
+
+QuantizedRows Model::quantized(const Buffer& buffer, int32_t rows) const {
+    const bool is_fixed = buffer.list >= 0 && !lists_[buffer.list].channels.empty();
+    return quantized_at(floats(buffer, rows), buffer.width, planes_, rows,
+                        is_fixed ? buffer.num_outliers : std::min(buffer.num_outliers, MOST_OUTLIERS),
+                        is_fixed ? lists_[buffer.list].channels.data() : nullptr);
 }
 
 // The tiles of an op lie in one stretch per thread, so that each reads its weights front to back; who is done takes

@@ -44,13 +44,17 @@ private:
 };
 
 // Where a buffer lies in the arena: with n rows, the n * width floats from n * offset. A quantized buffer holds its
-// QuantizedRows in place of the floats (width * 3 / 8 floats a row and plane, and 33 for outliers).
+// QuantizedRows in place of the floats (width * 3 / 8 floats a row and plane, and OUTLIER_FLOATS).
 struct Buffer {
     int32_t offset, width;
     bool is_quantized;
     int32_t num_outliers;  // of a quantized row; `IndexOutliers` must follow what writes it
     int32_t list;          // of its fixed channels; -1: each row has outliers of its own
 };
+
+// `rows` quantized rows that lie one after the other from `place` on.
+QuantizedRows quantized_at(float* place, int32_t width, int32_t planes, int32_t rows, int32_t num_outliers,
+                           const int32_t* fixed);
 
 // One step, as handed to `Model::run`.
 struct Step {
@@ -141,15 +145,12 @@ public:
     int add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
                   int32_t value_width);
     int add_state(int group, int32_t num_blocks, int64_t size);
-    // A list of channels for outliers, which `fix_outliers` fills.
+    // A list of channels for outliers. Until they are fixed rows have outliers of their own, and steps count their channels.
     int add_list(int32_t width, int32_t num_outliers);
-    // From now on steps count which channels are outliers; rows have their own as yet.
-    void find_outliers() { is_finding_ = true; }
+    void count_outliers(int32_t list, const QuantizedRows& rows, int32_t num_rows) const;
     // The channels that were outliers most often are from now on those of every row. The counts are sums over rows, so that
     // the lists do not depend on how the rows came in steps.
     void fix_outliers();
-    void count_outliers(int32_t list, const QuantizedRows& rows, int32_t num_rows) const;
-    bool is_finding() const { return is_finding_; }
     // Ops that go row by row are joined to one, with one barrier behind them all.
     void add_op(std::unique_ptr<Op> op);
     void begin_head() { in_head_ = true; }
@@ -235,7 +236,6 @@ private:
         std::vector<int64_t> counts;    // per channel
     };
     mutable std::vector<OutlierList> lists_;
-    bool is_finding_ = false;
     std::vector<std::unique_ptr<Op>> trunk_, head_;
     std::unique_ptr<Bytes> trunk_arena_, head_arena_;
     std::vector<Scratch> scratch_;

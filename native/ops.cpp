@@ -213,7 +213,7 @@ namespace {
 // with its outliers.
 class Gathered {
 public:
-    static size_t floats(const Buffer& buffer, size_t count) { return count * (buffer.width + 2 * MOST_FIXED); }
+    static size_t floats(const Buffer& buffer, size_t count) { return count * (buffer.width + OUTLIER_FLOATS); }
 
     Gathered(const Model& model, const Buffer& buffer, int32_t rows, int32_t width, int32_t per_row, const int32_t* pairs,
              int32_t count, float* room)
@@ -227,19 +227,7 @@ public:
         const QuantizedRows from = model.quantized(buffer, rows);
         const size_t planes = from.planes, groups = planes * (width / GROUP);  // of a row
         const size_t outliers = from.num_outliers;
-        quantized_.width = width;
-        quantized_.planes = from.planes;
-        quantized_.num_outliers = (int32_t)outliers;
-        quantized_.scale = room;
-        quantized_.scaled_sum = quantized_.scale + count * groups;
-        quantized_.sums = reinterpret_cast<int32_t*>(quantized_.scaled_sum + count * groups);
-        quantized_.fixed = from.fixed;
-        quantized_.outliers = reinterpret_cast<float*>(quantized_.sums + 2 * count * groups);
-        quantized_.channels = reinterpret_cast<int32_t*>(quantized_.outliers + count * outliers);
-        quantized_.slots = quantized_.channels + count * outliers;
-        quantized_.distinct = quantized_.slots + count * outliers;
-        quantized_.num_distinct = quantized_.distinct + count * outliers;
-        quantized_.q = reinterpret_cast<int8_t*>(quantized_.num_distinct + (outliers ? count : 0));
+        quantized_ = quantized_at(room, width, from.planes, count, from.num_outliers, from.fixed);
         for (int32_t i = 0; i < count; ++i) {
             const size_t row = pairs[i] / per_row, at = row * groups, to = i * groups;
             std::copy_n(from.q + at * GROUP, planes * width, quantized_.q + to * GROUP);
@@ -302,9 +290,13 @@ void ExpertsGated::tile(const Model& model, int32_t rows, Turn turn, Scratch& sc
         for (int32_t i = 0; i < count; ++i) {
             const float* from = gates + (size_t)i * GROUP;
             if (out.is_quantized) {  // a pair's numbers are a row of `outputs`
+                const size_t cell = (size_t)pairs[i] * outputs;
                 QuantizedRows to = model.quantized(out, rows);
-                const size_t cell = (size_t)pairs[i] * to.planes * outputs;
-                to = {outputs, to.planes, to.q + cell, to.scale + cell / GROUP, to.scaled_sum + cell / GROUP, to.sums + cell / STRIP, 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+                to.width = outputs;
+                to.q += cell * to.planes;
+                to.scale += cell * to.planes / GROUP;
+                to.scaled_sum += cell * to.planes / GROUP;
+                to.sums += cell * to.planes / STRIP;
                 k.quantize_column(from, 1, column / GROUP, to);
             } else {
                 std::copy_n(from, width, model.floats(out, rows) + (size_t)pairs[i] * outputs + column);

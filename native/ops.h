@@ -110,7 +110,7 @@ struct IndexOutliers : Op {
     void tile(const Model& model, int32_t num_rows, Turn, Scratch&) const override {
         const QuantizedRows quantized = model.quantized(rows, num_rows);
         model.kernels().index_outliers(quantized, num_rows);
-        if (model.is_finding() && rows.list >= 0) model.count_outliers(rows.list, quantized, num_rows);
+        if (rows.list >= 0 && !quantized.fixed) model.count_outliers(rows.list, quantized, num_rows);
     }
 };
 

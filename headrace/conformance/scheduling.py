@@ -82,11 +82,11 @@ async def fair_tenants(server: Server) -> str:
 async def stream_beside_prefill(server: Server) -> str:
     """A reading that fails is no evidence if the host took processor time meanwhile, and is done again."""
     for _ in range(_READINGS - 1):
-        start_s, begin_s = stolen_seconds(), time.monotonic()
+        stolen_s, begin_s = stolen_seconds(), time.monotonic()
         try:
             return await _stream_beside_prompt(server)
         except Failed:
-            if stolen_seconds() - start_s <= _MOST_STOLEN * len(usable_cores()) * (time.monotonic() - begin_s):
+            if stolen_seconds() - stolen_s <= _MOST_STOLEN * len(usable_cores()) * (time.monotonic() - begin_s):
                 raise
     return await _stream_beside_prompt(server)
 

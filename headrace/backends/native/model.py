@@ -14,10 +14,10 @@ from headrace.backends.native import _native
 from headrace.backends.native.lowering import Call, Part, Weight, lower, place
 from headrace.backends.native.placing import Arena, Ref
 from headrace.backends.reference.hidden import HiddenStates
-from headrace.core.cache import CacheGroup, Copy
+from headrace.core.cache import CacheGroup, CacheKind, Copy
 from headrace.core.errors import ConfigurationError
 from headrace.core.plan import StepPlan
-from headrace.program.cache import CacheSpec, StateEntry
+from headrace.program.cache import StateEntry
 from headrace.program.mixture_ops import Route
 from headrace.program.ops import Attend
 from headrace.program.program import Program
@@ -302,19 +302,18 @@ class NativeModel:
         return _native.Buffer(*place, self._lists.get(ref, -1))
 
     def _find_outliers(self, max_tokens: int) -> None:
-        """Fix which channels hold outliers: those that do in a few short texts of arbitrary tokens. Any would do; they
-        are always the same, and so are the bits. The texts use the first block of the cache, one after the other."""
-        self._native.find_outliers()
+        """Fix which channels hold outliers: those that do in a few short texts of arbitrary tokens. They are always the
+        same, and so are the bits. The texts use the first block of the cache, one after the other."""
         tokens = np.linspace(0, self._program.vocab_size - 1, NUM_TEXTS * UNIT).astype(np.int32).reshape(-1, UNIT)
         for text in tokens:
             for start in range(0, UNIT, max_tokens):
-                part = text[start : start + max_tokens]
-                self._run_alone(part, start)
+                self._run_alone(text[start : start + max_tokens], start)
         self._native.fix_outliers()
 
     def _run_alone(self, tokens: NDArray[np.int32], start: int) -> None:
         """A step of one sequence, `start` of whose tokens are in the first block of the cache."""
-        tables = [[0] if _is_attention(spec) else [0 if start else -1, 0] for spec in self._program.cache]
+        state = [0 if start else -1, 0]  # to read, to write
+        tables = [state if spec.kind is CacheKind.STATE else [0] for spec in self._program.cache]
         rows = np.arange(len(tokens), dtype=np.int32)
         inputs = BatchInputs(
             token_ids=np.ascontiguousarray(tokens),
@@ -359,10 +358,6 @@ class NativeModel:
             turns = np.concatenate((np.cos(angles), np.sin(angles)), axis=1) * rotation.attention_factor
             self._tables[rotation] = self._native.add_vector(turns.astype(np.float32).ravel())
         return self._tables[rotation]
-
-
-def _is_attention(spec: CacheSpec) -> bool:
-    return not any(isinstance(entry, StateEntry) for entry in spec.entries)
 
 
 def _is_plain(tensor: WeightTensor) -> bool:

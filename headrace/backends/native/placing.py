@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.backends.native import _native
+
 QUANTIZED_FLOATS = 2 * 3 / 8
 """Room of a quantized number in floats, in each of two planes: a byte, two floats per 32 and an integer per 16 numbers
 (`QuantizedRows`)."""
-OUTLIER_FLOATS = 33
-"""Of all outliers of a row, in place of a second plane."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,9 @@ class Ref:
         """Room per row."""
         if not self.is_quantized:
             return self.width
-        return max(round(self.width * QUANTIZED_FLOATS), round(self.width * QUANTIZED_FLOATS / 2) + OUTLIER_FLOATS)
+        return max(
+            round(self.width * QUANTIZED_FLOATS), round(self.width * QUANTIZED_FLOATS / 2) + _native.OUTLIER_FLOATS
+        )
 
 
 class Arena:
