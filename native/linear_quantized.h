@@ -291,11 +291,20 @@ static void stage(const Weights<P>& w, int32_t first, int32_t last, Staged<layou
         }
 }
 
+// Memory to fetch into the L2 cache meanwhile, `lines` of 64 bytes per group or column.
+struct Ahead {
+    const uint8_t* at;
+    int32_t lines;
+    const uint8_t* end;
+};
+
 // Inputs `channels` of a strip as [num][16] floats: what unpack_row gives.
 template <Packing P>
-static void unpack_columns(const Weights<P>& w, const int32_t* channels, int32_t num, float* to) {
+static void unpack_columns(const Weights<P>& w, const int32_t* channels, int32_t num, float* to, Ahead ahead) {
     constexpr Layout layout = layout_of(P);
     for (int32_t i = 0; i < num; ++i, to += STRIP) {
+        for (int32_t line = 0; line < ahead.lines && ahead.at < ahead.end; ++line, ahead.at += 64)
+            __builtin_prefetch(ahead.at, 0, 2);
         const int32_t group = channels[i] / GROUP, k = channels[i] % GROUP, k4 = k / 4, byte = 8 * (k % 4);
         for (int row = 0; row < STRIP; row += WIDTH) {
             const uint8_t* const words = w.quants + (size_t)group * layout.quants_bytes + 4 * row;
@@ -338,13 +347,6 @@ HR_INLINE void steps(Sum<layout_of(P).bits> (&sum)[R][N], const Weights<P>& w, i
         steps<P, STAGED, R, N, K4 + 1, LAST>(sum, w, group, row, x);
     }
 }
-
-// Memory to fetch into the L2 cache meanwhile, `lines` of 64 bytes per group.
-struct Ahead {
-    const uint8_t* at;
-    int32_t lines;
-    const uint8_t* end;
-};
 
 // acc[r][16] += R rows of activations times groups [0, num) of the weights.
 template <Packing P, bool STAGED, int R>
@@ -514,22 +516,28 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
         const float* bias = epilogue.bias ? epilogue.bias + s * STRIP : nullptr;
         for (int32_t row = 0; row < x.planes * num_rows; row += ROWS_AT_ONCE) {
             const int32_t left = x.planes * num_rows - row, rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+            // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
+            // at each page of 4 KiB). The others find it in the cache.
+            const uint8_t* const fetch_end = row == 0 ? matrix.data + bytes * fetch_last : matrix.data;
+            const Ahead beside_column{strip + FETCH_AHEAD, rows <= MAX_TILE, fetch_end};
+            int32_t num_columns = 0;
             if (x.fixed) {
-                if (row == 0) unpack_columns<P>(packed, x.fixed, x.num_outliers, columns);
+                num_columns = row == 0 ? x.num_outliers : 0;
+                unpack_columns<P>(packed, x.fixed, num_columns, columns, beside_column);
                 begin_fixed<WIDTH == STRIP ? 8 : 4>(x, row, rows, columns, acc);
             } else if (x.num_outliers) {
                 const int32_t block = row / INDEXED_ROWS;
+                num_columns = x.num_distinct[block];
                 const int32_t* distinct = x.distinct + (size_t)block * INDEXED_ROWS * x.num_outliers;
-                unpack_columns<P>(packed, distinct, x.num_distinct[block], columns);
+                unpack_columns<P>(packed, distinct, num_columns, columns, beside_column);
                 begin_rows(x, row, rows, columns, acc);
             } else {
                 memset(acc, 0, rows * STRIP * sizeof(float));
             }
-            // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
-            // at each page of 4 KiB). The others find it in the cache.
-            const uint8_t* const fetch_end = row == 0 ? matrix.data + bytes * fetch_last : matrix.data;
             if (rows < stage_from(layout_of(P).bits)) {
-                tiles<P, false>(packed, 0, groups, x, row, rows, acc, {strip + FETCH_AHEAD, bytes, fetch_end});
+                const size_t most = 64 * (size_t)(num_columns * beside_column.lines), asked = most < bytes ? most : bytes;
+                tiles<P, false>(packed, 0, groups, x, row, rows, acc,
+                                {strip + FETCH_AHEAD + asked, bytes - asked, fetch_end});
             } else {
                 for (int32_t p = 0; p < panels; ++p) {
                     const int32_t from = groups * p / panels, to = groups * (p + 1) / panels;
