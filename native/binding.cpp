@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <type_traits>
@@ -63,6 +64,15 @@ void run_trunk(Model& model, Ints token_ids, Ints positions, std::optional<Ints>
     Step step = step_of(token_ids, positions, parents, spans, tables, table_starts);
     nb::gil_scoped_release released;
     model.run_trunk(std::move(step));
+}
+
+// Each step as for `run_trunk`, without parents.
+void load(Model& model, const std::vector<std::tuple<Ints, Ints, Ints, Ints, Ints>>& steps, Buffer last) {
+    std::vector<Step> taken;
+    for (const auto& [token_ids, positions, spans, tables, table_starts] : steps)
+        taken.push_back(step_of(token_ids, positions, std::nullopt, spans, tables, table_starts));
+    nb::gil_scoped_release released;
+    model.load(std::move(taken), last);
 }
 
 // Logits [rows, vocab] of readout rows: a view that holds until the next call.
@@ -149,17 +159,17 @@ NB_MODULE(_native, m) {
     model_class
         .def(nb::init<int, int, int, const std::string&>(), "num_threads"_a, "max_tokens"_a, "planes"_a, "isa"_a)
         .def("add_matrix", [](Model& model, Packing packing, int32_t width, StoredRows stored) {
-            nb::gil_scoped_release released;
             return model.add_matrix(packing, (int32_t)stored.shape(0), width, stored.data(), stored.shape(1));
         }, "packing"_a, "width"_a, "stored"_a)
+        .def("pack", &Model::pack, nb::call_guard<nb::gil_scoped_release>())
         .def("add_vector", [](Model& model, Floats values) { return model.add_vector(values.data(), values.shape(0)); })
         .def("add_cache", &Model::add_cache, "group"_a, "block_size"_a, "num_blocks"_a, "is_f16"_a, "kv_heads"_a,
              "key_width"_a, "value_width"_a)
         .def("add_state", &Model::add_state, "group"_a, "num_blocks"_a, "size"_a)
         .def("add_list", &Model::add_list, "width"_a, "num_outliers"_a)
-        .def("fix_outliers", &Model::fix_outliers)
         .def("begin_head", &Model::begin_head)
         .def("finish", &Model::finish, "trunk_width"_a, "head_width"_a, "rows_per_tile"_a)
+        .def("load", &load, "steps"_a, "last"_a)
         .def("copy_block", &Model::copy_block, "group"_a, "source"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("run_trunk", &run_trunk, "token_ids"_a, "positions"_a, "parents"_a.none(), "spans"_a, "tables"_a,
              "table_starts"_a)

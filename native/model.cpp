@@ -71,14 +71,23 @@ int Model::add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_
     const int32_t num_strips = matrix.num_strips();
     uint8_t* data = packed_.place(kernels_.strip_bytes(packing, width) * num_strips);
     matrix.data = data;
-    std::atomic<int32_t> next{0};
-    constexpr int32_t strips_at_once = 8;
-    pool_.run([&](int) {
-        for (int32_t first; (first = next.fetch_add(strips_at_once)) < num_strips;)
-            kernels_.pack(matrix, data, stored, row_bytes, first, std::min(first + strips_at_once, num_strips));
-    });
+    unpacked_.push_back({matrix, data, stored, row_bytes});
     matrices_.push_back(matrix);
     return (int)matrices_.size() - 1;
+}
+
+void Model::pack() {
+    constexpr int32_t strips_at_once = 8;
+    std::vector<std::atomic<int32_t>> next(unpacked_.size());
+    pool_.run([&](int) {
+        for (size_t i = 0; i < unpacked_.size(); ++i) {
+            const auto& [matrix, data, stored, row_bytes] = unpacked_[i];
+            const int32_t num_strips = matrix.num_strips();
+            for (int32_t first; (first = next[i].fetch_add(strips_at_once)) < num_strips;)
+                kernels_.pack(matrix, data, stored, row_bytes, first, std::min(first + strips_at_once, num_strips));
+        }
+    });
+    unpacked_.clear();
 }
 
 int Model::add_vector(const float* values, size_t count) {
@@ -258,6 +267,19 @@ void Model::run_trunk(Step step) {
     running_head_ = false;
     for (const auto& op : trunk_) op->prepare_step(*this);
     run_ops(trunk_, step_.num_tokens);
+}
+
+void Model::load(std::vector<Step> steps, const Buffer& last) {
+    pack();
+    for (Step& step : steps) {
+        const int32_t num_tokens = step.num_tokens;
+        std::vector<int32_t> rows(num_tokens);
+        std::iota(rows.begin(), rows.end(), 0);
+        run_trunk(std::move(step));
+        for (int32_t first = 0; first < num_tokens; first += rows_per_tile_)
+            run_head(rows.data() + first, std::min(rows_per_tile_, num_tokens - first), last);
+    }
+    fix_outliers();
 }
 
 const float* Model::run_head(const int32_t* readout_rows, int32_t count, const Buffer& last) {

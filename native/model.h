@@ -139,8 +139,10 @@ public:
     Model(int num_threads, int max_tokens, int planes, const std::string& isa);
     ~Model();
 
-    // Pack a stored matrix; its id. `stored` has `rows` rows, `row_bytes` apart. Uses all threads.
+    // Room for a matrix; its id. `stored` has `rows` rows, `row_bytes` apart, and is read by `pack`.
     int add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes);
+    // Pack all matrices added since the last time, with all threads. To be called before a step.
+    void pack();
     int add_vector(const float* values, size_t count);
     int add_cache(int group, int32_t block_size, int32_t num_blocks, bool is_f16, int32_t kv_heads, int32_t key_width,
                   int32_t value_width);
@@ -148,14 +150,15 @@ public:
     // A list of channels for outliers. Until they are fixed rows have outliers of their own, and steps count their channels.
     int add_list(int32_t width, int32_t num_outliers);
     void count_outliers(int32_t list, const QuantizedRows& rows, int32_t num_rows) const;
-    // The channels that were outliers most often are from now on those of every row. The counts are sums over rows, so that
-    // the lists do not depend on how the rows came in steps.
-    void fix_outliers();
     // Ops that go row by row are joined to one, with one barrier behind them all.
     void add_op(std::unique_ptr<Op> op);
     void begin_head() { in_head_ = true; }
-    // Ready to run. `trunk_width`, `head_width`: floats per row of the two arenas.
+    // Nothing more is added. `trunk_width`, `head_width`: floats per row of the two arenas.
     void finish(int32_t trunk_width, int32_t head_width, int32_t rows_per_tile);
+    // Pack, then take these steps, whose logits nobody reads, to fix the lists of outliers: the channels that were
+    // outliers most often are from now on those of every row. The counts are sums over rows, so that the lists do not
+    // depend on how the rows come in steps. Ready to run.
+    void load(std::vector<Step> steps, const Buffer& last);
 
     // Compute all tokens of the step.
     void run_trunk(Step step);
@@ -224,6 +227,13 @@ private:
     Pool pool_;
     const int max_tokens_, planes_;
     std::vector<PackedMatrix> matrices_;
+    struct Unpacked {
+        PackedMatrix matrix;
+        uint8_t* data;
+        const uint8_t* stored;
+        size_t row_bytes;
+    };
+    std::vector<Unpacked> unpacked_;
     Shelf packed_;
     std::vector<std::vector<float>> vectors_;
     std::vector<AttentionCache> caches_;
@@ -244,6 +254,7 @@ private:
     std::vector<std::unique_ptr<std::atomic<int64_t>[]>> claimed_;
     std::vector<OpTime> times_;  // of the trunk's ops, then the head's
     bool is_profiling_ = false;
+    void fix_outliers();
     void touch_cache(size_t most_bytes, bool only_when_quiet) const;
     void wait_for_quiet() const;
     std::atomic<uint64_t> num_begun_{0}, num_ended_{0};  // steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,8 @@ class Deployment:
 def build(config: ServeConfig, progress: Progress | None = None, *, constrains: bool = False) -> Deployment:
     """Fetch, load and compose. Raises `HeadraceError` of one kind or another for whatever does not fit.
 
-    `constrains`: grammars will be wanted, so their compiler gets ready beside the loading; whoever calls its `prepare`
-    waits for that.
+    `constrains`: grammars will be wanted, so their compiler gets ready beside the packing of weights; whoever calls its
+    `prepare` waits for that.
     """
     _check(config)
     progress = progress or no_progress
@@ -158,14 +159,19 @@ def build(config: ServeConfig, progress: Progress | None = None, *, constrains: 
     template = _template(config, tokenizer)
     vocab_size = min(tokenizer.vocab_size, description.vocab_size)
     grammars = GrammarCompiler(tokenizer, vocab_size)
-    if constrains:
-        grammars.prepare_meanwhile()
     weights = open_weights(checkpoint, description.program)
     for name in weights.unused:
         log.warning("tensor %s of %s is not used by architecture %s", name, path.name, description.architecture)
     groups, num_blocks = cache_of(config, description.program, context_length)
     backend = load_backend(
-        config, description.program, weights, groups, num_blocks, context_length=context_length, progress=progress
+        config,
+        description.program,
+        weights,
+        groups,
+        num_blocks,
+        context_length=context_length,
+        progress=progress,
+        before_packing=grammars.prepare_meanwhile if constrains else None,
     )
     if isinstance(backend, NativeModel):
         backend.touch_cache_meanwhile(TOUCHED_BYTES)
@@ -202,8 +208,10 @@ def load_backend(
     *,
     context_length: int,
     progress: Progress = no_progress,
+    before_packing: Callable[[], None] | None = None,
 ) -> Backend | NativeModel:
-    """The program with its weights and a cache of `num_blocks` per group, in the backend that the config names."""
+    """The program with its weights and a cache of `num_blocks` per group, in the backend that the config names.
+    `before_packing`: see `NativeModel`."""
     if config.backend == "reference":
         store = KVStore(program, groups, num_blocks, dtype=KV_DTYPES[config.kv_format])
         return ReferenceRunner(ReferenceModel.load(program, weights, progress), store)
@@ -220,6 +228,7 @@ def load_backend(
             activations=config.activations,
             isa=config.isa,
             progress=progress,
+            before_packing=before_packing,
         )
     raise ConfigurationError(f"backend is {config.backend!r}; it must be 'native' or 'reference'.")
 

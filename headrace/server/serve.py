@@ -62,6 +62,17 @@ def settle_interpreter() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """What has been imported stays; what loading makes is looked at once, when it is over."""
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def serve(
     config: ServeConfig,
     options: ServerOptions,
@@ -77,7 +88,7 @@ def serve(
     listener = bind(options.host, options.port)  # before the model is loaded: the commonest mistake costs no wait
     with contextlib.closing(listener):
         start_s = time.monotonic()
-        with progress as report:
+        with progress as report, _uncollected():
             deployment = build(config, report, constrains=True)
             deployment.grammars.prepare()  # else its end would hold up the first streams
         load_s = time.monotonic() - start_s

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.backends.inputs import BatchInputs
+from headrace.backends.inputs import BatchInputs, Ints
 from headrace.backends.native import _native
 from headrace.backends.native.lowering import Call, Part, Weight, lower, place
 from headrace.backends.native.placing import Arena, Ref
@@ -27,6 +27,8 @@ LOGIT_TILE_BYTES = 64 << 20
 """Logits are made in tiles of readout rows of at most this size."""
 KERNEL_VERSION = 3
 """Changes whenever a change of the kernels changes bits."""
+PACKED_AT_ONCE = 256 << 20
+"""Bytes of weights as stored, in one native call."""
 NUM_TEXTS = 4
 """Of `UNIT` tokens each, to find outliers by."""
 UNIT = 16
@@ -111,9 +113,11 @@ class NativeModel:
         activations: str = "mixed",
         isa: str = "",
         progress: Callable[[int, int, str], None] = lambda num_done, num_total, what: None,
+        before_packing: Callable[[], None] | None = None,
     ) -> None:
         """`num_blocks` per group; `max_tokens` is the largest step. `activations`, the inputs of quantized products:
-        "int8", "mixed" (int8, but the largest numbers of a row float32), "int16". Packs all weights, with all threads.
+        "int8", "mixed" (int8, but the largest numbers of a row float32), "int16". Packs all weights, with all threads:
+        `before_packing` is called when that, which does not need the interpreter, has not begun and most else is done.
 
         Raises `ConfigurationError` for an op without a kernel or a block size the cache cannot be laid out in.
         """
@@ -128,6 +132,7 @@ class NativeModel:
         self._native = _native.Model(num_threads, max_tokens, 1 + (activations == "int16"), isa)
         self._weights = weights
         self._matrices: dict[Weight, int] = {}
+        self._unpacked: list[NDArray[np.uint8]] = []
         self._vectors: dict[Weight, int] = {}
         self._tables: dict[Rotation, int] = {}
         self._lists: dict[Ref, int] = {}
@@ -149,8 +154,11 @@ class NativeModel:
         assert lowered.last is not None
         self._last = self._buffer(lowered.last, head)
         self._native.finish(trunk.width, head.width, self._rows_per_tile)
-        if self._lists:
-            self._find_outliers(max_tokens)
+        texts = self._texts(max_tokens) if self._lists else []
+        if before_packing is not None:
+            before_packing()
+        self._native.load(texts, self._last)
+        self._unpacked.clear()
         progress(self._num_total, self._num_total, "packing weights")  # vectors are not counted one by one
 
     @property
@@ -301,32 +309,22 @@ class NativeModel:
         place = arena.offsets[ref], ref.width, ref.is_quantized, ref.num_outliers
         return _native.Buffer(*place, self._lists.get(ref, -1))
 
-    def _find_outliers(self, max_tokens: int) -> None:
-        """Fix which channels hold outliers: those that do in a few short texts of arbitrary tokens. They are always the
-        same, and so are the bits. The texts use the first block of the cache, one after the other."""
+    def _texts(self, max_tokens: int) -> list[tuple[Ints, ...]]:
+        """Steps by which to fix the channels that hold outliers: those that do in a few short texts of arbitrary tokens.
+        They are always the same, and so are the bits. They use the first block of the cache, one after the other."""
         tokens = np.linspace(0, self._program.vocab_size - 1, NUM_TEXTS * UNIT).astype(np.int32).reshape(-1, UNIT)
-        for text in tokens:
-            for start in range(0, UNIT, max_tokens):
-                self._run_alone(text[start : start + max_tokens], start)
-        self._native.fix_outliers()
+        pieces = [(text[start : start + max_tokens], start) for text in tokens for start in range(0, UNIT, max_tokens)]
+        return [self._text(np.ascontiguousarray(piece), start) for piece, start in pieces]
 
-    def _run_alone(self, tokens: NDArray[np.int32], start: int) -> None:
-        """A step of one sequence, `start` of whose tokens are in the first block of the cache."""
+    def _text(self, tokens: Ints, start: int) -> tuple[Ints, ...]:
+        """A step of one sequence, `start` of whose tokens are in the first block of the cache: (token ids, positions,
+        spans, tables, where each table begins)."""
         state = [0 if start else -1, 0]  # to read, to write
         tables = [state if spec.kind is CacheKind.STATE else [0] for spec in self._program.cache]
-        rows = np.arange(len(tokens), dtype=np.int32)
-        inputs = BatchInputs(
-            token_ids=np.ascontiguousarray(tokens),
-            positions=rows + np.int32(start),
-            parents=rows - np.int32(1),
-            span_numbers=np.array([start, len(tokens), 0], np.int32),
-            tables=np.array([block for table in tables for block in table], np.int32),
-            table_starts=np.cumsum([0, *(len(table) for table in tables[:-1])]).astype(np.int32),
-            readout_rows=rows,
-            is_chain=True,
-        )
-        for _ in self.run(inputs):
-            pass
+        positions = np.arange(start, start + len(tokens), dtype=np.int32)
+        spans = np.array([start, len(tokens), 0], np.int32)
+        starts = np.cumsum([0, *(len(table) for table in tables[:-1])]).astype(np.int32)
+        return tokens, positions, spans, np.array([block for table in tables for block in table], np.int32), starts
 
     def _matrix(self, weight: Weight) -> int:
         if weight not in self._matrices:
@@ -339,10 +337,19 @@ class NativeModel:
                 values = values if weight.index is None else values[weight.index]
                 stored = np.ascontiguousarray(values, np.float32).view(np.uint8)
             width = tensor.shape[-1]
-            self._matrices[weight] = self._native.add_matrix(PACKINGS[packing], width, np.ascontiguousarray(stored))
-            self._num_done += stored.nbytes
-            self._progress(self._num_done, max(self._num_done, self._num_total), "packing weights")
+            stored = np.ascontiguousarray(stored)
+            self._matrices[weight] = self._native.add_matrix(PACKINGS[packing], width, stored)
+            self._unpacked.append(stored)
+            if sum(each.nbytes for each in self._unpacked) >= PACKED_AT_ONCE:
+                self._pack()
         return self._matrices[weight]
+
+    def _pack(self) -> None:
+        """Those matrices that have only been added, in one native call."""
+        self._native.pack()
+        self._num_done += sum(stored.nbytes for stored in self._unpacked)
+        self._unpacked.clear()
+        self._progress(self._num_done, max(self._num_done, self._num_total), "packing weights")
 
     def _vector(self, weight: Weight) -> int:
         if weight not in self._vectors:
