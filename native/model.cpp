@@ -230,7 +230,7 @@ void Model::run_ops(const Ops& ops, int32_t rows) {
             run_tiles(ops, op, ops[op]->num_tiles(*this, rows), rows, thread);
             for (next = op + 1; next < ops.size() && ops[next]->num_tiles(*this, rows) <= 1;) ++next;
             if (next < ops.size()) ops[next]->warm(*this, ops[next]->num_tiles(*this, rows) * thread / pool_.size());
-            pool_.barrier([&] {
+            pool_.barrier(thread, [&] {
                 finished(op);
                 run_single(op + 1, thread);
             });

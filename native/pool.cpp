@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 #if defined(__x86_64__)
@@ -13,7 +14,7 @@ namespace {
 // Longer than the attention that one thread does for all (a wake-up costs as much again), shorter than a time slice.
 // (With 1 ms, a step of one stream took 170 ms beside a program that keeps one of two cores busy: who spins holds the core
 // that the thread it waits for could have.)
-constexpr auto SPIN = std::chrono::microseconds(100);
+constexpr int64_t SPIN = 100'000;  // nanoseconds
 constexpr int SPINS_PER_LOOK = 32;  // at the clock
 
 inline void relax() {
@@ -24,43 +25,63 @@ inline void relax() {
 #endif
 }
 
+constexpr int THREADS_BITS = 10;  // of `job_`
+constexpr uint32_t THREADS_MASK = (1u << THREADS_BITS) - 1;
+
+int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 Pool::Pool(int num_threads)
-    : num_threads_(num_threads < 1 ? 1 : num_threads),
+    : num_threads_(num_threads < 1 ? 1 : num_threads > (int)THREADS_MASK ? (int)THREADS_MASK : num_threads),
       // With more threads than processors, who is waited for may need the very core that the waiting burns.
-      spins_(num_threads <= (int)std::thread::hardware_concurrency()) {
+      spins_(num_threads <= (int)std::thread::hardware_concurrency()),
+      attendance_(num_threads_),
+      threads_(num_threads_),
+      seats_(num_threads_),
+      waited_(num_threads_) {
     for (int thread = 1; thread < num_threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
 Pool::~Pool() {
     is_closing_.store(true);
-    job_.fetch_add(1);
-    job_.notify_all();
+    change(job_, job_ + (1 << THREADS_BITS));
+    change(seats_, num_threads_);  // one for each; of any other number a resting thread might just have seen the same
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
+// How long that took, in nanoseconds, if it was not over while spinning.
+int64_t Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
+    const int64_t begin = now();
     if (spins_) {
-        const auto end = std::chrono::steady_clock::now() + SPIN;
         do {
             for (int spin = 0; spin < SPINS_PER_LOOK; ++spin) {
-                if (value.load(std::memory_order_acquire) != old) return;
+                if (value.load(std::memory_order_acquire) != old) return 0;
                 relax();
             }
-        } while (std::chrono::steady_clock::now() < end);
+        } while (now() < begin + SPIN);
     }
     while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+    return now() - begin;
 }
 
 void Pool::run(const std::function<void(int)>& body) {
+    if (num_threads_ == 1) return body(0);
     body_ = &body;
-    if (num_threads_ > 1) {
-        job_.fetch_add(1, std::memory_order_release);
-        job_.notify_all();
-    }
+    const int64_t begin = now();
+    threads_ = attendance_.threads();
+    for (Waited& each : waited_) each.nanoseconds.store(0, std::memory_order_relaxed);
+    if (seats_.load(std::memory_order_relaxed) != threads_) change(seats_, threads_);
+    const uint32_t number = (job_.load(std::memory_order_relaxed) >> THREADS_BITS) + 1;
+    change(job_, number << THREADS_BITS | threads_);
     body(0);
-    barrier([] {});  // the body must not go out of scope while a worker is in it
+    barrier(0, [] {});  // the body must not go out of scope while a worker is in it
+    int64_t waited = 0;
+    for (const Waited& each : waited_) waited = std::max(waited, each.nanoseconds.load(std::memory_order_relaxed));
+    const int64_t end = now();
+    attendance_.add(end, end - begin, waited);
 }
 
 void Pool::work(int thread) {
@@ -69,8 +90,14 @@ void Pool::work(int thread) {
         wait_while(job_, seen);
         seen = job_.load(std::memory_order_acquire);
         if (is_closing_.load()) return;
-        (*body_)(thread);
-        barrier([] {});
+        if ((int)(seen & THREADS_MASK) > thread) {
+            (*body_)(thread);
+            barrier(thread, [] {});
+            continue;
+        }
+        // Until a later run has a place for it; no run can end without a thread that has one.
+        for (uint32_t seats; (int)(seats = seats_.load(std::memory_order_acquire)) <= thread;)
+            seats_.wait(seats, std::memory_order_acquire);
     }
 }
 

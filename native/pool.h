@@ -1,6 +1,7 @@
 // A fixed set of threads that run one function together, with barriers inside it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -8,6 +9,41 @@
 #include <vector>
 
 namespace headrace {
+
+// How many of the threads are worth waiting for. Where other work has taken the core of one, all others wait for it at
+// each barrier, until its time slice comes: a step of one stream takes five times as long, and twice as long without that
+// thread. So where waiting takes more than a thread's share of the time, one thread fewer runs for a while.
+class Attendance {
+public:
+    explicit Attendance(int most) : most_(most), threads_(most) {}
+
+    int threads() const { return threads_; }
+
+    // A run that ended at `end` took so long, of which some thread waited so long for others; nanoseconds.
+    void add(int64_t end, int64_t took, int64_t waited) {
+        took_ += took;
+        waited_ += waited;
+        if (took_ < WINDOW) return;
+        if (threads_ > 1 && waited_ * threads_ > took_) {
+            rest_ = end - raised_ < PROVEN ? std::min(2 * rest_, LONGEST_REST) : SHORTEST_REST;
+            until_ = end + rest_;
+            --threads_;
+        } else if (threads_ < most_ && end >= until_) {
+            raised_ = end;
+            ++threads_;
+        }
+        took_ = waited_ = 0;
+    }
+
+private:
+    static constexpr int64_t MS = 1'000'000, WINDOW = 10 * MS, PROVEN = 100 * MS;
+    static constexpr int64_t SHORTEST_REST = 20 * MS, LONGEST_REST = 320 * MS;  // before another one is tried again
+
+    const int most_;
+    int threads_;
+    int64_t took_ = 0, waited_ = 0;  // since the last decision
+    int64_t raised_ = 0, rest_ = SHORTEST_REST, until_ = 0;
+};
 
 // Thread 0 is the caller of `run`; the others sleep between runs and cost nothing. Waiting spins for a while (a barrier
 // is usually over in a microsecond) and then sleeps, so that a thread whose core was taken does not hold up others that
@@ -21,34 +57,50 @@ public:
 
     int size() const { return num_threads_; }
 
-    // body(thread) on every thread; returns when all have returned. One run at a time.
+    // body(thread) on every thread that takes part (`Attendance`), always on 0; returns when all have returned. One run
+    // at a time.
     void run(const std::function<void(int)>& body);
 
-    // Inside a run: nobody passes before all threads have arrived. Who comes last does `alone` before they all go on.
+    // Inside a run: none of its threads passes before all have arrived. Who comes last does `alone` before they all go on.
     template <class Alone>
-    void barrier(const Alone& alone) {
-        if (num_threads_ == 1) return alone();
+    void barrier(int thread, const Alone& alone) {
+        const uint32_t threads = threads_;
+        if (threads == 1) return alone();
         const uint32_t phase = phase_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)num_threads_) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
             alone();
             arrived_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
-            phase_.notify_all();
+            change(phase_, phase + 1);
         } else {
-            wait_while(phase_, phase);
+            waited_[thread].nanoseconds.fetch_add(wait_while(phase_, phase), std::memory_order_relaxed);
         }
     }
 
 private:
+    // Sequentially consistent: the library's `notify_all` first looks whether anybody sleeps, and would not see who is just
+    // about to, and does not see the new value yet.
+    static void change(std::atomic<uint32_t>& value, uint32_t to) {
+        value.store(to, std::memory_order_seq_cst);
+        value.notify_all();
+    }
     void work(int thread);
-    void wait_while(const std::atomic<uint32_t>& value, uint32_t old) const;
+    int64_t wait_while(const std::atomic<uint32_t>& value, uint32_t old) const;
 
     const int num_threads_;
     const bool spins_;
+    Attendance attendance_;
+    uint32_t threads_;  // of the run: those below it; changes between runs only
     const std::function<void(int)>* body_ = nullptr;
-    alignas(64) std::atomic<uint32_t> job_{0};       // counts runs; workers wait for the next
+    alignas(64) std::atomic<uint32_t> job_{0};    // a run's number, and in the lowest bits its threads; they wait for it
+    alignas(64) std::atomic<uint32_t> seats_{0};  // threads of the latest run; others sleep until it has more
     alignas(64) std::atomic<uint32_t> arrived_{0};
-    alignas(64) std::atomic<uint32_t> phase_{0};     // counts barriers
+    alignas(64) std::atomic<uint32_t> phase_{0};  // counts barriers
+    // In this run, at barriers that took longer than spinning. What a thread has waited at the last one may come too late
+    // to count.
+    struct alignas(64) Waited {
+        std::atomic<int64_t> nanoseconds{0};
+    };
+    std::vector<Waited> waited_;
     std::atomic<bool> is_closing_{false};
     std::vector<std::thread> workers_;
 };

@@ -310,8 +310,8 @@ class NativeModel:
         return _native.Buffer(*place, self._lists.get(ref, -1))
 
     def _texts(self, max_tokens: int) -> list[tuple[Ints, ...]]:
-        """Steps by which to fix the channels that hold outliers: those that do in a few short texts of arbitrary tokens.
-        They are always the same, and so are the bits. They use the first block of the cache, one after the other."""
+        """Steps by which the channels that hold outliers are fixed: those that do in a few short texts of arbitrary
+        tokens, always the same, hence the same bits. They use the first block of the cache, one after the other."""
         tokens = np.linspace(0, self._program.vocab_size - 1, NUM_TEXTS * UNIT).astype(np.int32).reshape(-1, UNIT)
         pieces = [(text[start : start + max_tokens], start) for text in tokens for start in range(0, UNIT, max_tokens)]
         return [self._text(np.ascontiguousarray(piece), start) for piece, start in pieces]
