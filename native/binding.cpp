@@ -160,7 +160,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, int, int, const std::string&>(), "num_threads"_a, "max_tokens"_a, "planes"_a, "isa"_a)
         .def("add_matrix", [](Model& model, Packing packing, int32_t width, StoredRows stored) {
             return model.add_matrix(packing, (int32_t)stored.shape(0), width, stored.data(), stored.shape(1));
-        }, "packing"_a, "width"_a, "stored"_a)
+        }, "packing"_a, "width"_a, "stored"_a.noconvert())
         .def("pack", &Model::pack, nb::call_guard<nb::gil_scoped_release>())
         .def("add_vector", [](Model& model, Floats values) { return model.add_vector(values.data(), values.shape(0)); })
         .def("add_cache", &Model::add_cache, "group"_a, "block_size"_a, "num_blocks"_a, "is_f16"_a, "kv_heads"_a,

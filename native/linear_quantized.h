@@ -519,6 +519,7 @@ static void linear_packed(const PackedMatrix& matrix, int32_t first, int32_t las
             // The first rows wait for the strip: they ask early for those that follow (the processor's own prefetch stops
             // at each page of 4 KiB). The others find it in the cache.
             const uint8_t* const fetch_end = row == 0 ? matrix.data + bytes * fetch_last : matrix.data;
+            // With one tile memory is what is waited for, and it would have nothing to do while columns are unpacked.
             const Ahead beside_column{strip + FETCH_AHEAD, rows <= MAX_TILE, fetch_end};
             int32_t num_columns = 0;
             if (x.fixed) {

@@ -139,7 +139,7 @@ public:
     Model(int num_threads, int max_tokens, int planes, const std::string& isa);
     ~Model();
 
-    // Room for a matrix; its id. `stored` has `rows` rows, `row_bytes` apart, and is read by `pack`.
+    // Room for a matrix; its id. `stored` has `rows` rows, `row_bytes` apart, and must live until `pack`, which reads it.
     int add_matrix(Packing packing, int32_t rows, int32_t width, const uint8_t* stored, size_t row_bytes);
     // Pack all matrices added since the last time, with all threads. To be called before a step.
     void pack();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,13 +36,14 @@ int64_t now() {
 }  // namespace
 
 Pool::Pool(int num_threads)
-    : num_threads_(num_threads < 1 ? 1 : num_threads > (int)THREADS_MASK ? (int)THREADS_MASK : num_threads),
+    : num_threads_(num_threads < 1 ? 1 : num_threads),
       // With more threads than processors, who is waited for may need the very core that the waiting burns.
       spins_(num_threads <= (int)std::thread::hardware_concurrency()),
       attendance_(num_threads_),
       threads_(num_threads_),
       seats_(num_threads_),
       waited_(num_threads_) {
+    if (num_threads_ > (int)THREADS_MASK) throw std::invalid_argument("more than 1023 threads");
     for (int thread = 1; thread < num_threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
@@ -52,7 +54,6 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-// How long that took, in nanoseconds, if it was not over while spinning.
 int64_t Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
     const int64_t begin = now();
     if (spins_) {
@@ -72,14 +73,14 @@ void Pool::run(const std::function<void(int)>& body) {
     body_ = &body;
     const int64_t begin = now();
     threads_ = attendance_.threads();
-    for (Waited& each : waited_) each.nanoseconds.store(0, std::memory_order_relaxed);
+    for (Waited& each : waited_) each.nanoseconds = 0;
     if (seats_.load(std::memory_order_relaxed) != threads_) change(seats_, threads_);
     const uint32_t number = (job_.load(std::memory_order_relaxed) >> THREADS_BITS) + 1;
     change(job_, number << THREADS_BITS | threads_);
     body(0);
-    barrier(0, [] {});  // the body must not go out of scope while a worker is in it
+    waited_[0].nanoseconds += meet([] {});  // the body must not go out of scope while a worker is in it
     int64_t waited = 0;
-    for (const Waited& each : waited_) waited = std::max(waited, each.nanoseconds.load(std::memory_order_relaxed));
+    for (const Waited& each : waited_) waited = std::max(waited, each.nanoseconds);
     const int64_t end = now();
     attendance_.add(end, end - begin, waited);
 }
@@ -92,7 +93,7 @@ void Pool::work(int thread) {
         if (is_closing_.load()) return;
         if ((int)(seen & THREADS_MASK) > thread) {
             (*body_)(thread);
-            barrier(thread, [] {});
+            meet([] {});
             continue;
         }
         // Until a later run has a place for it; no run can end without a thread that has one.

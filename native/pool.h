@@ -11,8 +11,9 @@
 namespace headrace {
 
 // How many of the threads are worth waiting for. Where other work has taken the core of one, all others wait for it at
-// each barrier, until its time slice comes: a step of one stream takes five times as long, and twice as long without that
-// thread. So where waiting takes more than a thread's share of the time, one thread fewer runs for a while.
+// each barrier, until its time slice comes: a step of one stream on two cores takes seven times as long, and twice as long
+// without that thread. So where waiting takes more than a thread's share of the time, one thread fewer runs for a while.
+// (More than a quarter in any case: some of the waiting of many threads is for want of tiles.)
 class Attendance {
 public:
     explicit Attendance(int most) : most_(most), threads_(most) {}
@@ -24,7 +25,7 @@ public:
         took_ += took;
         waited_ += waited;
         if (took_ < WINDOW) return;
-        if (threads_ > 1 && waited_ * threads_ > took_) {
+        if (threads_ > 1 && waited_ * std::min(threads_, 4) > took_) {
             rest_ = end - raised_ < PROVEN ? std::min(2 * rest_, LONGEST_REST) : SHORTEST_REST;
             until_ = end + rest_;
             --threads_;
@@ -64,16 +65,7 @@ public:
     // Inside a run: none of its threads passes before all have arrived. Who comes last does `alone` before they all go on.
     template <class Alone>
     void barrier(int thread, const Alone& alone) {
-        const uint32_t threads = threads_;
-        if (threads == 1) return alone();
-        const uint32_t phase = phase_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-            alone();
-            arrived_.store(0, std::memory_order_relaxed);
-            change(phase_, phase + 1);
-        } else {
-            waited_[thread].nanoseconds.fetch_add(wait_while(phase_, phase), std::memory_order_relaxed);
-        }
+        waited_[thread].nanoseconds += meet(alone);
     }
 
 private:
@@ -83,6 +75,18 @@ private:
         value.store(to, std::memory_order_seq_cst);
         value.notify_all();
     }
+    // How long that took, in nanoseconds, if it was not over while spinning; as is the next.
+    template <class Alone>
+    int64_t meet(const Alone& alone) {
+        const uint32_t threads = threads_;
+        if (threads == 1) return alone(), 0;
+        const uint32_t phase = phase_.load(std::memory_order_acquire);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 != threads) return wait_while(phase_, phase);
+        alone();
+        arrived_.store(0, std::memory_order_relaxed);
+        change(phase_, phase + 1);
+        return 0;
+    }
     void work(int thread);
     int64_t wait_while(const std::atomic<uint32_t>& value, uint32_t old) const;
 
@@ -91,14 +95,14 @@ private:
     Attendance attendance_;
     uint32_t threads_;  // of the run: those below it; changes between runs only
     const std::function<void(int)>* body_ = nullptr;
-    alignas(64) std::atomic<uint32_t> job_{0};    // a run's number, and in the lowest bits its threads; they wait for it
-    alignas(64) std::atomic<uint32_t> seats_{0};  // threads of the latest run; others sleep until it has more
+    alignas(64) std::atomic<uint32_t> job_{0};  // a run's number, and in the lowest bits its threads; they wait for it
+    // Threads of the latest run; others sleep until it has more. Not at a multiple of 64, as the rest: the library takes
+    // who sleeps here for one of those who wait there, and would call the system at every barrier.
+    std::atomic<uint32_t> seats_{0};
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) std::atomic<uint32_t> phase_{0};  // counts barriers
-    // In this run, at barriers that took longer than spinning. What a thread has waited at the last one may come too late
-    // to count.
     struct alignas(64) Waited {
-        std::atomic<int64_t> nanoseconds{0};
+        int64_t nanoseconds = 0;  // in this run, at its inner barriers
     };
     std::vector<Waited> waited_;
     std::atomic<bool> is_closing_{false};

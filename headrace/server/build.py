@@ -213,6 +213,8 @@ def load_backend(
     """The program with its weights and a cache of `num_blocks` per group, in the backend that the config names.
     `before_packing`: see `NativeModel`."""
     if config.backend == "reference":
+        if before_packing is not None:
+            before_packing()
         store = KVStore(program, groups, num_blocks, dtype=KV_DTYPES[config.kv_format])
         return ReferenceRunner(ReferenceModel.load(program, weights, progress), store)
     if config.backend == "native":

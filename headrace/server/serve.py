@@ -64,7 +64,7 @@ def settle_interpreter() -> None:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """What has been imported stays; what loading makes is looked at once, when it is over."""
+    """What has been imported stays, and what is made meanwhile is looked at once, by `settle_interpreter`."""
     gc.freeze()
     gc.disable()
     try:
@@ -88,18 +88,19 @@ def serve(
     listener = bind(options.host, options.port)  # before the model is loaded: the commonest mistake costs no wait
     with contextlib.closing(listener):
         start_s = time.monotonic()
-        with progress as report, _uncollected():
-            deployment = build(config, report, constrains=True)
-            deployment.grammars.prepare()  # else its end would hold up the first streams
-        load_s = time.monotonic() - start_s
-        app = create_app(
-            deployment,
-            limits=options.limits,
-            aliases=options.aliases,
-            api_keys=options.api_keys,
-            origins=options.origins,
-        )
-        settle_interpreter()
+        with _uncollected():
+            with progress as report:
+                deployment = build(config, report, constrains=True)
+                deployment.grammars.prepare()  # else its end would hold up the first streams
+            load_s = time.monotonic() - start_s
+            app = create_app(
+                deployment,
+                limits=options.limits,
+                aliases=options.aliases,
+                api_keys=options.api_keys,
+                origins=options.origins,
+            )
+            settle_interpreter()
 
         def announce() -> None:
             host, port = listener.getsockname()[:2]

@@ -43,12 +43,12 @@ void check_attendance() {
     EXPECT(time - last <= 30 * MS, "a pause is short again after a good time");
 
     Attendance many(8);
-    many.add(time += 20 * MS, 20 * MS, 3 * MS);
+    many.add(time += 20 * MS, 20 * MS, 4 * MS);
+    EXPECT(many.threads() == 8, "less than a quarter");
+    many.add(time += 20 * MS, 20 * MS, 6 * MS);
     EXPECT(many.threads() == 7, "one of eight is late");
-    many.add(time += 20 * MS, 20 * MS, 3 * MS);
+    many.add(time += 15 * MS, 15 * MS, 6 * MS);
     EXPECT(many.threads() == 6, "a second one");
-    many.add(time += 15 * MS, 15 * MS, 2 * MS);
-    EXPECT(many.threads() == 6, "less than a sixth");
     Attendance alone(1);
     pass(alone, time, time + 100 * MS, 5 * MS, 5 * MS);
     EXPECT(alone.threads() == 1, "somebody has to");
@@ -64,7 +64,7 @@ void check_runs() {
         pool.run([&](int thread) {
             ++times[thread];
             for (auto& count : arrived) {
-                // At first somebody is late in every run, so that fewer take part; then they come back.
+                // At first somebody is late in every run, so that fewer take part.
                 if (thread == THREADS - 1 && run < RUNS / 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
                 ++count;
                 pool.barrier(thread, [&] { ++alone; });
@@ -81,6 +81,32 @@ void check_runs() {
     EXPECT(fewest < THREADS, "who is always late takes part no more");
 }
 
+void check_return() {
+    if (std::thread::hardware_concurrency() < 2) return (void)std::puts("left out: threads that come back, on one processor");
+    Pool pool(2);
+    bool is_gone = false, is_back = false;
+    for (int run = 0; !is_back; ++run) {  // however long it takes
+        std::atomic<int> num{0};
+        pool.run([&](int thread) {
+            ++num;
+            if (thread == 1 && !is_gone) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+        });
+        is_back = is_gone && num == 2;
+        is_gone = is_gone || num == 1;
+    }
+    EXPECT(is_back, "a thread rests for ever");
+}
+
+void check_end() {  // while threads rest
+    for (int pool_number = 0; pool_number < 20; ++pool_number) {
+        Pool pool(3);
+        for (int run = 0; run < 10; ++run)
+            pool.run([&](int thread) {
+                if (thread == 2) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+            });
+    }
+}
+
 }  // namespace
 }  // namespace headrace
 
@@ -88,5 +114,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && !std::strcmp(argv[1], "--time")) return 0;
     headrace::check_attendance();
     headrace::check_runs();
+    headrace::check_return();
+    headrace::check_end();
     return headrace::report("pool");
 }

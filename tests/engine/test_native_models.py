@@ -72,6 +72,27 @@ def test_unquantized_weights_and_cache_are_right_to_rounding(name: str, chunk: i
     assert_greedy(again, expected["greedy"]["steps"], 1e-3)
 
 
+def test_weights_packed_in_pieces_are_the_same(data_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture's experts, which are stacked: none of them keeps the whole stack until it is packed."""
+    folder = data_path / "tiny" / "mixtral"
+    scored = Request("r", tuple(range(100)), SamplingParams(max_tokens=1, num_logprobs=1), score_prompt=True)
+    replies, held = [], []
+    read = NativeModel._packed
+
+    def look(model: NativeModel) -> None:
+        held.extend(array if array.base is None else array.base for array in model._unpacked)
+        read(model)
+
+    monkeypatch.setattr(NativeModel, "_packed", look)
+    for at_once in (1, 1 << 30):
+        monkeypatch.setattr("headrace.backends.native.model.PACKED_AT_ONCE", at_once)
+        replies.append(run(native_engine(folder, kv_f16=True, context_length=128), scored)["r"].prompt_logprobs)
+    assert replies[0] == replies[1]
+    expert = json.loads((folder / "config.json").read_text())
+    size = 4 * max(expert["intermediate_size"], expert["vocab_size"]) * expert["hidden_size"]
+    assert max(array.nbytes for array in held) <= size
+
+
 @pytest.mark.parametrize(("base", "changes"), [("llama", {}), ("mixtral", {"num_hidden_layers": 2})])
 def test_16_bit_activations_are_float32_to_rounding(base: str, changes: dict, data_path: Path, tmp_path: Path) -> None:
     """Quantized weights of every format against the reference backend, which multiplies in float32."""

@@ -116,8 +116,8 @@ class NativeModel:
         before_packing: Callable[[], None] | None = None,
     ) -> None:
         """`num_blocks` per group; `max_tokens` is the largest step. `activations`, the inputs of quantized products:
-        "int8", "mixed" (int8, but the largest numbers of a row float32), "int16". Packs all weights, with all threads:
-        `before_packing` is called when that, which does not need the interpreter, has not begun and most else is done.
+        "int8", "mixed" (int8, but the largest numbers of a row float32), "int16". Packs all weights, with all threads;
+        `before_packing` is called before the last of that, which is native and leaves the interpreter to others.
 
         Raises `ConfigurationError` for an op without a kernel or a block size the cache cannot be laid out in.
         """
@@ -133,6 +133,8 @@ class NativeModel:
         self._weights = weights
         self._matrices: dict[Weight, int] = {}
         self._unpacked: list[NDArray[np.uint8]] = []
+        """As stored; the native model reads them when it packs."""
+        self._num_unpacked = 0
         self._vectors: dict[Weight, int] = {}
         self._tables: dict[Rotation, int] = {}
         self._lists: dict[Ref, int] = {}
@@ -157,8 +159,9 @@ class NativeModel:
         texts = self._texts(max_tokens) if self._lists else []
         if before_packing is not None:
             before_packing()
+        progress(self._num_done, max(self._num_done, self._num_total), "packing weights")
         self._native.load(texts, self._last)
-        self._unpacked.clear()
+        self._packed()
         progress(self._num_total, self._num_total, "packing weights")  # vectors are not counted one by one
 
     @property
@@ -334,20 +337,22 @@ class NativeModel:
                 stored = tensor.data if weight.index is None else tensor.data[weight.index]  # type: ignore[attr-defined]
             else:
                 values = tensor.dequantize()
-                values = values if weight.index is None else values[weight.index]
+                values = values if weight.index is None else values[weight.index].copy()  # not the whole stack
                 stored = np.ascontiguousarray(values, np.float32).view(np.uint8)
             width = tensor.shape[-1]
             stored = np.ascontiguousarray(stored)
             self._matrices[weight] = self._native.add_matrix(PACKINGS[packing], width, stored)
             self._unpacked.append(stored)
-            if sum(each.nbytes for each in self._unpacked) >= PACKED_AT_ONCE:
-                self._pack()
+            self._num_unpacked += stored.nbytes
+            if self._num_unpacked >= PACKED_AT_ONCE:
+                self._native.pack()
+                self._packed()
         return self._matrices[weight]
 
-    def _pack(self) -> None:
-        """Those matrices that have only been added, in one native call."""
-        self._native.pack()
-        self._num_done += sum(stored.nbytes for stored in self._unpacked)
+    def _packed(self) -> None:
+        """All matrices that have been added."""
+        self._num_done += self._num_unpacked
+        self._num_unpacked = 0
         self._unpacked.clear()
         self._progress(self._num_done, max(self._num_done, self._num_total), "packing weights")
 
