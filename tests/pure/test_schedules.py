@@ -244,7 +244,7 @@ class Run:
             resumed=(5, 6)[: max(0, max_tokens - 1)] if wish == 3 else (),
             grammar=PATTERNS.get(wish),
             is_batch=wish in (10, 11),
-            deadline_s=self.engine.clock.now() + 20 * STEP_S if wish == 12 else None,
+            deadline_s=self.engine.clock.now() + 5 * STEP_S if wish == 12 else None,
             tenant="other" if wish == 13 else "",
             priority=-1 if wish == 14 else 0,
         )
