@@ -37,8 +37,10 @@ public:
     }
 
 private:
-    static constexpr int64_t MS = 1'000'000, WINDOW = 10 * MS, PROVEN = 100 * MS;
-    static constexpr int64_t SHORTEST_REST = 20 * MS, LONGEST_REST = 320 * MS;  // before another one is tried again
+    static constexpr int64_t MS = 1'000'000;
+    static constexpr int64_t WINDOW = 50 * MS;  // longer than what a client or an event loop does at once
+    static constexpr int64_t SHORTEST_REST = 50 * MS, LONGEST_REST = 800 * MS;  // before another one is tried again
+    static constexpr int64_t PROVEN = 200 * MS;
 
     const int most_;
     int threads_;
