@@ -19,8 +19,6 @@ namespace headrace {
 namespace {
 constexpr int32_t QUERIES = 16;  // rows of a span in one attention tile: they share each load of keys and values
 
-int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
-
 }  // namespace
 
 Bytes::Bytes(size_t size) : size_(size) {

@@ -1,7 +1,6 @@
 #include "pool.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -28,10 +27,6 @@ inline void relax() {
 
 constexpr int THREADS_BITS = 10;  // of `job_`
 constexpr uint32_t THREADS_MASK = (1u << THREADS_BITS) - 1;
-
-int64_t now() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 

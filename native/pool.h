@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <thread>
 #include <vector>
 
 namespace headrace {
+
+// Nanoseconds of a clock that only goes forward.
+inline int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 // How many of the threads are worth waiting for. Where other work has taken the core of one, all others wait for it at
 // each barrier, until its time slice comes: a step of one stream on two cores takes seven times as long, and twice as long
