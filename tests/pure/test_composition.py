@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from headrace.core.errors import ConfigurationError
@@ -36,6 +38,32 @@ from .build import drain, request, small_engine
 )
 def test_a_policy_is_wrappers_around_an_order(text: str, names: tuple[str, ...]) -> None:
     assert parse_policy(text) == names
+
+
+COMPOSITIONS = [
+    f"{'('.join([*wrappers, order])}{')' * len(wrappers)}"
+    for number in range(4)
+    for wrappers in permutations(WRAPPERS, number)
+    if not {"fair", "dlpm"} <= set(wrappers)
+    for order in ORDERS
+]
+
+
+@pytest.mark.parametrize("policy", COMPOSITIONS)
+def test_everybody_who_waits_is_a_candidate(policy: str) -> None:
+    """Whatever is around whatever, some urgent and young, some patient and aged: none may admit only a part."""
+    engine = small_engine(max_running=1, policy=policy, max_wait_s=2.0)
+    engine.submit(request("runs", [0], max_tokens=50))
+    engine.step()
+    for number in range(12):
+        prompt = range(number % 3, 6 + number)
+        engine.submit(request(f"{number}", prompt, tenant=f"{number % 2}", priority=-(number % 3)))
+        engine.step()
+        engine.clock.advance(0.4)
+    waiting = engine.scheduler.state.waiting
+    found = [sequence.id for sequence in engine.scheduler.policy.candidates(waiting, 64)]
+    assert len(waiting) >= 10
+    assert sorted(found) == sorted(sequence.id for sequence in waiting)
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,7 @@ LEAST = {
     "forks that ended with their parent": 2,
     "dropped for being late": 2,
     "displacements": 10,
+    "errors": 50,
     **dict.fromkeys([*ORDERS, *WRAPPERS, *BATCHING], 40),
     "preemptions beside drafts": 5,  # tests/pure/test_speculation.py has more of them
     "drafts that ended a reply": 5,

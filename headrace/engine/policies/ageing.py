@@ -31,17 +31,17 @@ class Ageing(Around):
             self._spells.begin(sequence, now)
 
     def candidates(self, waiting: SequenceQueue, limit: int) -> Iterator[Sequence]:
-        """The aged ones stand at the head of the queue, whatever the inner policy makes of the rest."""
-        num_left = limit
+        """The aged ones at the head of the queue, whatever the inner policy makes of the rest. (All of them, unless a
+        policy around this one has put somebody else before them.)"""
+        ahead = set()
         for sequence in waiting.head(limit):
             if sequence.id not in self._aged:
                 break
-            num_left -= 1
+            ahead.add(sequence.id)
             yield sequence
-        if num_left:
-            for sequence in self.inner.candidates(waiting, num_left):
-                if sequence.id not in self._aged:
-                    yield sequence
+        for sequence in self.inner.candidates(waiting, limit - len(ahead)):
+            if sequence.id not in ahead:
+                yield sequence
 
     def rekeyed(self, now: float) -> Iterable[Sequence]:
         changed = [sequence for sequence in self.inner.rekeyed(now) if sequence.id not in self._aged]
