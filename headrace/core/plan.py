@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from headrace.core.cache import Copy
 from headrace.core.sequence import Sequence
@@ -56,6 +57,19 @@ class Pool:
     count: int
 
 
+class Chunks(Protocol):
+    """How a prompt is read by the steps that one plan stands for."""
+
+    step_budget: int
+    """Of the latest step asked for."""
+
+    def at(self, step: int) -> tuple[int, int] | None:
+        """(Start, count) of the tokens that the plan's `step`th step reads, the first one being 0. None: the plan does
+        not stand for that step. Steps are asked for in turn, each only if it will be taken: where it is the prompt's
+        last one, the plan gets a readout for it, behind the others."""
+        ...
+
+
 class StepPlan:
     """Tokens to compute and rows to read out, in the order of the spans.
 
@@ -71,6 +85,7 @@ class StepPlan:
 
     __slots__ = (
         "budget",
+        "chunks",
         "copies",
         "has_drafts",
         "has_unknown",
@@ -111,7 +126,9 @@ class StepPlan:
         """Rows that are guesses: see `Span.num_drafts`."""
         self.horizon = 1
         """Steps this plan may stand for if nobody comes or is aborted: the plans that would follow differ from it in
-        nothing but that each sequence has a token more. Only an executor that asked for it makes use of it."""
+        nothing but that each sequence has a token more, and one that reads its prompt the next of `chunks`. Only an
+        executor that asked for it makes use of it."""
+        self.chunks: Chunks | None = None
 
     @property
     def is_empty(self) -> bool:

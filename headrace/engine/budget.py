@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from headrace.core.work import StepWork
@@ -15,6 +16,11 @@ class TokenBudget(Protocol):
 
     def tokens(self, state: EngineState, now: float) -> int: ...
 
+    def beside(self, num_streams: int, num_keys: int, start: int) -> int:
+        """What `tokens` says of a step that goes on with a prompt from position `start`, beside streams that have so
+        many computed tokens together."""
+        ...
+
 
 class FixedBudget:
     """The same number each step."""
@@ -23,6 +29,9 @@ class FixedBudget:
         self.max_tokens = max_tokens
 
     def tokens(self, state: EngineState, now: float) -> int:
+        return self.max_tokens
+
+    def beside(self, num_streams: int, num_keys: int, start: int) -> int:
         return self.max_tokens
 
 
@@ -48,6 +57,8 @@ class PacedBudget:
         self.max_tokens = max_tokens
         self.target_s = target_s
         self._costs = costs
+        self._latest = max_tokens
+        """Prompt tokens of the latest step, which those of the next will hardly differ from."""
 
     def tokens(self, state: EngineState, now: float) -> int:
         num_streams = num_keys = start = 0
@@ -58,9 +69,12 @@ class PacedBudget:
                 num_keys += sequence.num_computed
             elif not is_reading:
                 is_reading, start = True, sequence.num_computed + sequence.num_in_flight
-        most = self.max_tokens - num_streams
         has_prompts = is_reading or state.waiting or state.batch
-        if not (num_streams and has_prompts) or most <= self.LEAST:
+        return self.beside(num_streams, num_keys, start) if has_prompts else self.max_tokens
+
+    def beside(self, num_streams: int, num_keys: int, start: int) -> int:
+        most = self.max_tokens - num_streams
+        if not num_streams or most <= self.LEAST:
             return self.max_tokens
         seconds = self._costs.seconds
         if self.target_s is None:
@@ -71,19 +85,36 @@ class PacedBudget:
         else:
             aim_s = self.target_s * (1.0 - min(self._costs.errors[1], self.MOST_CAUTION))
 
-        def step_s(num_prompt: int) -> float:
-            return seconds(StepWork.of_prompt(num_prompt, start, num_streams, num_keys))
+        def fits(num_prompt: int) -> bool:
+            return seconds(StepWork.of_prompt(num_prompt, start, num_streams, num_keys)) <= aim_s
 
-        low, high = self.LEAST, most
-        low_s, high_s = step_s(low), step_s(high)
-        if high_s <= aim_s:
-            return self.max_tokens
-        while high - low > 1 and low_s < aim_s:  # the most prompt tokens with which the step meets its aim
-            share = (aim_s - low_s) / (high_s - low_s)  # a step's time is nearly a line
-            middle = min(low + max(1, int(share * (high - low))), high - 1)
-            middle_s = step_s(middle)
-            if middle_s <= aim_s:
-                low, low_s = middle, middle_s
+        self._latest = largest(fits, self.LEAST, most, self._latest)
+        return num_streams + self._latest
+
+
+def largest(fits: Callable[[int], bool], low: int, high: int, guess: int) -> int:
+    """The largest number in [low, high] that fits, `low` if none does; whatever is smaller than one that fits, does
+    too. Asks twice for a good guess, and more often, by the logarithm of its error, for another one."""
+    guess, stride = min(max(guess, low), high), 1
+    if fits(guess):
+        low, above = guess, high + 1  # low fits, or is the least; above does not, or is too large
+        while low + stride < above:
+            if fits(low + stride):
+                low, stride = low + stride, 2 * stride
             else:
-                high, high_s = middle, middle_s
-        return num_streams + low
+                above = low + stride
+                break
+    else:
+        above = guess
+        while above - stride > low:
+            if fits(above - stride):
+                low = above - stride
+                break
+            above, stride = above - stride, 2 * stride
+    while above - low > 1:
+        middle = (low + above) // 2
+        if fits(middle):
+            low = middle
+        else:
+            above = middle
+    return low

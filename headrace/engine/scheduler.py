@@ -17,7 +17,7 @@ from headrace.core.result import StepResult, TokenLogprob
 from headrace.core.sequence import FinishReason, Sequence, Status
 from headrace.engine.budget import TokenBudget
 from headrace.engine.gates import Gates, Verdict
-from headrace.engine.jump import horizon, take_earlier
+from headrace.engine.jump import look_ahead, take_earlier
 from headrace.engine.lateness import Lateness
 from headrace.engine.limits import Limits
 from headrace.engine.policies import Policy
@@ -185,18 +185,17 @@ class Scheduler:
         if batch or state.batch:
             self._fill(plan, batch, now, may_start=has_idle)
         self.counters.steps += not plan.is_empty
-        if self.max_horizon > 1 and plan.num_tokens == len(plan.spans) and self._is_closed():
-            plan.horizon = horizon(plan, state, self.max_horizon)
+        if self.max_horizon > 1 and self._is_steady:
+            may_start = bool(state.waiting or state.batch) and state.num_taken < self.limits.max_running
+            look_ahead(plan, state, self.budget, self.max_horizon, may_start=may_start)
         return plan
 
-    def _is_closed(self) -> bool:
-        """Nobody who is here can start, and nobody's place in the order change, before a running sequence ends."""
+    @property
+    def _is_steady(self) -> bool:
+        """Whatever is decided in one step is decided in the next, as long as nobody comes, starts or leaves."""
         if self._forks or self.lateness is not None or self.speculation is not None:
             return False
-        state = self.state
-        if not (self.policy.is_steady and self.gates.is_steady) or state.ledger.costs.learns:
-            return False
-        return not (state.waiting or state.batch) or state.num_taken >= self.limits.max_running
+        return self.policy.is_steady and self.gates.is_steady and not self.state.ledger.costs.learns
 
     def _extend(
         self,
@@ -399,7 +398,8 @@ class Scheduler:
                 policy=self.policy,
                 counters=self.counters,
             )
-            self._step_budget = self.budget.tokens(self.state, now)  # of the last one
+            reading = plan.chunks
+            self._step_budget = self.budget.tokens(self.state, now) if reading is None else reading.step_budget
         memory, num_sampled = self.state.memory, 0
         self._counts_tokens = self.policy.counts_tokens
         self.counters.computed_tokens += plan.num_tokens

@@ -6,6 +6,7 @@ Allocation is one transaction: `admit` and `grow` either do all they say or retu
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Row
@@ -181,6 +182,8 @@ class MemoryManager:
         for memory, table, end in zip(self.groups, tables, ends, strict=True):
             copies += memory.grow(table, hit, end)
         kept = self._of[sequence.id] = SequenceMemory(self.groups, tuple(tables), chain, num_hit)
+        if not kept.sparse:
+            kept.room = min([memory.room(table) for memory, table in kept.pairs])
         if not sequence.request.is_batch:  # which computes when it can: nobody may wait for that
             self._claim(sequence, kept, num_hit)
         sequence.num_computed = hit
@@ -290,37 +293,44 @@ class MemoryManager:
                 most //= 2
         return most
 
-    def advance(self, sequences: Row[Sequence], num_steps: int) -> None:
-        """`num_steps` times over: a step of one token of each sequence returns, and the next finds its room.
+    def has_room_for(self, sequence: Sequence, num_tokens: int) -> bool:
+        """So many of its tokens have their blocks already, and nobody shares one that it will write."""
+        return self._of[sequence.id].room >= num_tokens
+
+    def advance(self, paths: Row[tuple[Sequence, Row[int]]], num_steps: int) -> None:
+        """`num_steps` times over: a step of all these sequences returns, and the next finds its room.
+
+        Each comes with its path: the tokens computed before all that, after each of these steps, and when the one that
+        is then under way will have returned.
 
         As `computed` and then `grow` for each in turn, step after step, in the same order, since who is first takes the
         free block and the other one evicts; but only where they have something to do, at the edges of blocks.
-        `num_steps_within` has promised room. The sequences are in flight with one token, and are so again afterwards.
+        `num_steps_within` or `has_room_for` has promised room.
         """
-        starts = [sequence.num_computed for sequence in sequences]
-        kepts = [self._of[sequence.id] for sequence in sequences]
+        kepts = [self._of[sequence.id] for sequence, _ in paths]
         due = []  # (step after which, 0: computed or 1: grow, order)
-        for order, (start, kept) in enumerate(zip(starts, kepts, strict=True)):
-            sequences[order].num_in_flight = 0
-            if kept.quiet_until - start <= num_steps:
-                due.append((max(1, kept.quiet_until - start), 0, order))
-            if kept.room - start <= num_steps:
-                due.append((max(1, kept.room - start), 1, order))
+        for order, (kept, (sequence, path)) in enumerate(zip(kepts, paths, strict=True)):
+            sequence.num_in_flight = 0
+            last = path[num_steps]
+            if kept.quiet_until <= last:
+                due.append((max(1, bisect_left(path, kept.quiet_until)), 0, order))
+            if kept.room <= last:
+                due.append((max(1, bisect_left(path, kept.room)), 1, order))
         heapify(due)
         while due and due[0][0] <= num_steps:
             step, kind, order = due[0]
-            sequence, kept, start = sequences[order], kepts[order], starts[order]
-            sequence.num_computed = start + step
+            kept, (sequence, path) = kepts[order], paths[order]
+            sequence.num_computed = path[step]
             if kind:
                 room = self.grow(sequence, 1)
                 assert room is not None and not room[1], "room was promised, and a block of its own"
-                following = kept.room - start
+                until = kept.room
             else:
                 self.computed(sequence)
-                following = kept.quiet_until - start
-            heapreplace(due, (max(following, step + 1), kind, order))
-        for sequence, start in zip(sequences, starts, strict=True):
-            sequence.num_computed, sequence.num_in_flight = start + num_steps, 1
+                until = kept.quiet_until
+            heapreplace(due, (bisect_left(path, until, step + 1), kind, order))
+        for sequence, path in paths:
+            sequence.num_computed, sequence.num_in_flight = path[num_steps], path[num_steps + 1] - path[num_steps]
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks; what was published stays findable until evicted. Nothing is in flight."""

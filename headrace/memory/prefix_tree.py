@@ -145,7 +145,7 @@ class PrefixTree:
 
     def _prune(self, node: Node | None) -> None:
         """Remove the node, and then its ancestors, as long as they hold nothing and lead nowhere."""
-        while node is not None and node.num_children == 0 and all(b == NO_BLOCK for b in node.blocks):
+        while node is not None and node.num_children == 0 and node.blocks.count(NO_BLOCK) == self.num_groups:
             del self._nodes[node.digest]
             if node.parent is not None:
                 node.parent.num_children -= 1

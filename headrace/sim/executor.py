@@ -46,10 +46,15 @@ class SimExecutor:
         compute_s = seconds(work)
         end_s = max(launched_s, self._free_s) + compute_s
         earlier: list[EarlierStep] = []
-        while end_s < self.until_s and len(earlier) + 1 < plan.horizon:
+        chunks, chunk = plan.chunks, None
+        for step in range(1, plan.horizon):
+            if end_s >= self.until_s or (chunks is not None and (chunk := chunks.at(step)) is None):
+                break
             earlier.append(EarlierStep(tokens, end_s))
-            compute_s = seconds(work.later(len(earlier)))
+            compute_s = seconds(work.later(step, chunk))
             end_s += compute_s
+        if len(plan.readout_rows) > len(tokens):
+            tokens = self._tokens(plan)
         self._free_s = end_s
         clock.advance_to(end_s)
         no_logprobs: list[TokenLogprob | None] = [None] * len(tokens)

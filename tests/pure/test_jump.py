@@ -12,7 +12,9 @@ from headrace.core.cache import CacheGroup, CacheKind
 from headrace.core.clock import ManualClock
 from headrace.core.errors import RequestError
 from headrace.core.events import TokenEvent
+from headrace.core.plan import StepPlan
 from headrace.core.request import Request
+from headrace.core.result import StepResult
 from headrace.core.sampling import SamplingParams
 from headrace.core.work import StepWork
 from headrace.engine.budget import FixedBudget, PacedBudget
@@ -42,6 +44,19 @@ class Times:
         return 0.01 + 0.003 * work.num_streams + 0.002 * work.num_prompt + 1e-5 * work.num_keys + 1e-6 * work.num_pairs
 
 
+class Watched(SimExecutor):
+    """Counts the chunks of prompts that were read in jumps, and the prompts whose last chunk was among them."""
+
+    num_chunks = num_read = 0
+
+    def run(self, plan: StepPlan, work: StepWork, launched_s: float) -> StepResult:
+        num_readouts = len(plan.readout_rows)
+        result = super().run(plan, work, launched_s)
+        self.num_chunks += len(result.earlier) if plan.chunks is not None else 0
+        self.num_read += len(plan.readout_rows) - num_readouts
+        return result
+
+
 @dataclass(frozen=True)
 class Setup:
     kinds: tuple[CacheKind, ...]
@@ -54,7 +69,7 @@ class Setup:
     vocab_size: int
     """A sequence says one word all its life: with few of them, two say the same and come to share blocks."""
 
-    def build(self, max_horizon: int) -> tuple[Engine, SimExecutor]:
+    def build(self, max_horizon: int) -> tuple[Engine, Watched]:
         size = self.block_size
         groups = tuple(
             CacheGroup(
@@ -79,7 +94,7 @@ class Setup:
             limits,
         )
         clock = ManualClock()
-        executor = SimExecutor(clock, Times(), self.vocab_size)
+        executor = Watched(clock, Times(), self.vocab_size)
         return Engine(scheduler, executor, clock, max_horizon=max_horizon), executor
 
 
@@ -111,7 +126,7 @@ arrivals = st.lists(
         Arrival,
         gap_s=st.sampled_from([0.0, 0.005, 0.03, 0.1, 0.4, 1.0]),
         text=st.integers(0, 2),
-        num_prompt=st.integers(1, 24),
+        num_prompt=st.integers(1, 40),
         num_output=st.integers(1, 36),
         tenant=st.integers(0, 1),
         priority=st.integers(0, 1),
@@ -130,6 +145,7 @@ class Outcome:
     stats: object
     memory: list
     longest_jump: int
+    executor: Watched
 
 
 def run(setup: Setup, arrivals: list[Arrival], max_horizon: int) -> Outcome:
@@ -144,7 +160,7 @@ def run(setup: Setup, arrivals: list[Arrival], max_horizon: int) -> Outcome:
         if arrival.wish in (3, 4):
             due.append((time_s + 0.2, index, "abort" if arrival.wish == 3 else "fork"))
     due.sort()
-    outcome = Outcome([], [], 0.0, None, [], 0)
+    outcome = Outcome([], [], 0.0, None, [], 0, executor)
     num_steps = 0
     while due or engine.has_work:
         while due and due[0][0] <= clock.now():
@@ -205,13 +221,16 @@ def compare(setup: Setup, script: list[Arrival]) -> None:
     stepwise, jumping = run(setup, script, 1), run(setup, script, 1000)
     assert stepwise.longest_jump <= 1
     longest = jumping.longest_jump
-    assert replace(jumping, longest_jump=0) == replace(stepwise, longest_jump=0)
-    stats = jumping.stats
+    assert replace(jumping, longest_jump=0, executor=None) == replace(stepwise, longest_jump=0, executor=None)
+    stats, executor = jumping.stats, jumping.executor
     seen.update(
         {
             "schedules": 1,
             "jumps": longest > 1,
             "jumps of eight steps": longest >= 8,
+            "chunks read in jumps": executor.num_chunks,
+            "prompts read to their end in jumps": executor.num_read,
+            "evictions beside chunks": stats.evictions if executor.num_chunks else 0,
             "preemptions": stats.preemptions,
             "evictions": stats.evictions,
             "evictions beside jumps": stats.evictions if longest > 1 else 0,
