@@ -193,6 +193,7 @@ NB_MODULE(_native, m) {
         }, "Per op (name, bytes of weights, runs, nanoseconds) since profiling was switched on.")
         .def_prop_ro("isa", [](const Model& model) { return model.kernels().name; })
         .def_prop_ro("num_threads", &Model::num_threads)
+        .def_prop_ro("num_attending", &Model::num_attending)
         .def_prop_ro("packed_bytes", &Model::packed_bytes);
 
     OpMethods ops{model_class, nb::list()};

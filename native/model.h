@@ -194,6 +194,7 @@ public:
     const int32_t* table(int group, int span) const { return step_.tables[(size_t)group * step_.spans.size() + span]; }
     const Kernels& kernels() const { return kernels_; }
     int num_threads() const { return pool_.size(); }
+    int num_attending() const { return pool_.attending(); }
     size_t packed_bytes() const { return packed_.used(); }
     // Room for partial attentions; grown by `run_trunk` before the threads start.
     float* parts() const { return parts_->floats.data(); }

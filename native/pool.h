@@ -63,6 +63,8 @@ public:
     Pool& operator=(const Pool&) = delete;
 
     int size() const { return num_threads_; }
+    // Of these, the threads of the latest run (`Attendance`). Any thread may ask.
+    int attending() const { return (int)seats_.load(std::memory_order_relaxed); }
 
     // body(thread) on every thread that takes part (`Attendance`), always on 0; returns when all have returned. One run
     // at a time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -21,7 +21,8 @@ _DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.
 class Metrics:
     """What a server observes of its calls, and the collector for what its engine counts."""
 
-    def __init__(self, engine: EngineThread) -> None:
+    def __init__(self, engine: EngineThread, threads: Callable[[], tuple[int, int]] | None = None) -> None:
+        """`threads`: those that compute, all and just now, if the backend tells."""
         self._registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -45,10 +46,27 @@ class Metrics:
             "headrace_requests_refused", "Calls answered with an error, by status.", ["status"], registry=self._registry
         )
         self._registry.register(_EngineCollector(engine))
+        if threads is not None:
+            self._registry.register(_ThreadsCollector(threads))
 
     def text(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self._registry)
+
+
+class _ThreadsCollector(Collector):
+    def __init__(self, threads: Callable[[], tuple[int, int]]) -> None:
+        self._threads = threads
+
+    def collect(self) -> Iterator[Metric]:
+        counts = GaugeMetricFamily(
+            "headrace_threads",
+            "Threads that compute: all, and those of the latest step. One whose core has other work sits out a while.",
+            labels=["state"],
+        )
+        for state, count in zip(("all", "attending"), self._threads(), strict=True):
+            counts.add_metric([state], count)
+        yield counts
 
 
 class _EngineCollector(Collector):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 from pathlib import Path
@@ -70,4 +71,7 @@ def test_nothing_stays_behind(smollm2_path: Path) -> None:
         assert get(url, "/health").status_code == 200
         answer = httpx.post(f"{url}/completions", json={"prompt": "Hello", "max_tokens": 3}, verify=False, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 3
+        text = get(url, "/metrics").text
+        num_threads, attending = (value_of(f'headrace_threads{{state="{x}"}}', text) for x in ("all", "attending"))
+        assert 1 <= attending <= num_threads == len(os.sched_getaffinity(0))
         assert process.poll() is None

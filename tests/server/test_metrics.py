@@ -50,6 +50,8 @@ def test_scheduling_is_seen_from_outside(start):
     assert found["headrace_preemptions_total", ("kind", "memory")] == 3
     assert found["headrace_preemptions_total", ("kind", "policy")] == 2
     assert found[("headrace_step_budget_tokens",)] == 160
+    assert found["headrace_threads", ("state", "all")] == 4
+    assert found["headrace_threads", ("state", "attending")] == 3
     assert found["headrace_step_time_error", ("kind", "prompts")] == 0.25
     assert found[("headrace_length_log_error",)] == 0.5
     assert found[("headrace_length_kendall_tau",)] == 0.25

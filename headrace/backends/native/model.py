@@ -177,6 +177,11 @@ class NativeModel:
     def packed_bytes(self) -> int:
         return self._native.packed_bytes
 
+    @property
+    def threads(self) -> tuple[int, int]:
+        """All, and those that took part in the latest step: one whose core has other work sits out for a while."""
+        return self._native.num_threads, self._native.num_attending
+
     def touch_cache(self, most_bytes: int) -> None:
         """Have the system give up to so many bytes of the cache now, ahead of use: a page's first touch can be slow."""
         self._native.touch_cache(most_bytes)
