@@ -100,7 +100,7 @@ class WrongDrafts:
 class Unsparing(Speculation):
     """Verifies all drafts, whether that pays or not."""
 
-    def _num_that_pay(self, num_decoding: int, chances: SequenceOf[tuple[float, int]]) -> int:
+    def _num_that_pay(self, num_decoding: int, num_keys: int, chances: SequenceOf[tuple[float, int]]) -> int:
         return len(chances)
 
 
@@ -150,7 +150,8 @@ class Stream:
     def step_s(self, num_rows: int) -> float:
         """Median seconds of a step of so many rows after a prompt of 256 tokens."""
         engine, id = self.deployment.engine, str(next(self._numbers))
-        engine.scheduler.speculation = Unsparing(WrongDrafts(), num_rows - 1) if num_rows > 1 else None
+        costs = engine.scheduler.state.ledger.costs
+        engine.scheduler.speculation = Unsparing(WrongDrafts(), costs, num_rows - 1) if num_rows > 1 else None
         params = SamplingParams(max_tokens=10 * NUM_STEPS, temperature=0)
         engine.submit(Request(id, tuple(range(100, 356)), params, cache_salt=id))
         while not engine.step():
