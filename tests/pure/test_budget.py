@@ -10,7 +10,7 @@ import pytest
 from headrace.core.cost_model import CostModel
 from headrace.core.plan import StepPlan
 from headrace.core.work import StepWork
-from headrace.engine.budget import PacedBudget
+from headrace.engine.budget import PacedBudget, largest
 from headrace.engine.costs import LearntCosts
 from headrace.engine.engine import Engine
 
@@ -115,3 +115,22 @@ def test_a_noisy_machine_is_not_believed_at_once() -> None:
     ]
     assert max(planned[2:]) <= 5 * alone_s
     assert all(prompt >= 8 for streams, prompt, _ in machine.steps[70:90] if prompt > 1)
+
+
+def test_the_largest_that_fits_is_found_from_any_guess() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        low = draw.randint(0, 10)
+        high, bound = low + draw.randint(0, 40), draw.randint(low - 3, low + 43)
+        asked = []
+
+        def fits(number: int, bound: int = bound, asked: list[int] = asked) -> bool:
+            asked.append(number)
+            return number <= bound
+
+        found = max(low, min(bound, high))
+        assert largest(fits, low, high, draw.randint(low - 5, high + 5)) == found
+        assert all(low <= number <= high for number in asked)
+        asked.clear()
+        assert largest(fits, low, high, found) == found
+        assert len(asked) <= 2
