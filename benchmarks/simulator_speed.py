@@ -66,7 +66,7 @@ def step_us(num_running: int, num_waiting: int, num_steps: int = 200) -> float:
 
 def main(
     requests: int = 20_000,
-    jumps: Annotated[bool, typer.Option(help="Take identical steps at once.")] = True,
+    jumps: Annotated[bool, typer.Option(help="Take steps that are alike at once.")] = True,
 ) -> None:
     times = CostModel()
     times.coefficients = list(COEFFICIENTS)

@@ -63,7 +63,7 @@ class Chunks(Protocol):
     step_budget: int
     """Of the latest step asked for."""
 
-    def at(self, step: int) -> tuple[int, int] | None:
+    def take(self, step: int) -> tuple[int, int] | None:
         """(Start, count) of the tokens that the plan's `step`th step reads, the first one being 0. None: the plan does
         not stand for that step. Steps are asked for in turn, each only if it will be taken: where it is the prompt's
         last one, the plan gets a readout for it, behind the others."""

@@ -24,7 +24,7 @@ class EarlierStep(NamedTuple):
     """A step that was taken on the way to the one that a result is of."""
 
     tokens: list[int]
-    """Parallel to the plan's readouts."""
+    """Parallel to the readouts that the plan has had until then."""
     end_s: float
     """When it ended, on the engine's clock."""
 
@@ -44,5 +44,5 @@ class StepResult(NamedTuple):
     pooled: Sequence[array[float]] = ()
     """Parallel to the plan's pools: the sum of the hidden states, float64."""
     earlier: Sequence[EarlierStep] = ()
-    """Where the executor has taken several of the plan's identical steps (fewer than its `horizon` or as many): those
-    before the last one, which all else here is of."""
+    """Where the executor has taken several of the steps that the plan stands for, up to its `horizon`: those before the
+    last one, which all else here is of."""

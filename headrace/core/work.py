@@ -50,15 +50,15 @@ class StepWork(NamedTuple):
         """Of streams alone, which read so many cached keys together."""
         return cls(num_streams, 0, 0, num_streams, num_keys, 0)
 
-    def later(self, num_steps: int, chunk: tuple[int, int] | None = None) -> StepWork:
+    def later(self, num_steps: int, num_readouts: int, chunk: tuple[int, int] | None = None) -> StepWork:
         """The same step, so many steps later: each stream has as many keys more, and beside them one prompt is read,
         (start, count) of it, or none."""
-        streams, _, _, readouts, num_keys, _ = self
+        streams, _, _, _, num_keys, _ = self
         num_keys += num_steps * streams
         if chunk is None:
-            return StepWork(streams, 0, 0, readouts, num_keys, 0)
+            return StepWork(streams, 0, 0, num_readouts, num_keys, 0)
         start, count = chunk
-        return StepWork(streams, count, 1, readouts, num_keys, count * start + count * (count + 1) // 2)
+        return StepWork(streams, count, 1, num_readouts, num_keys, count * start + count * (count + 1) // 2)
 
 
 class StepTimes(Protocol):

@@ -22,7 +22,7 @@ class Engine:
     """A scheduler and an executor on one clock. Not thread-safe: one thread calls it.
 
     `depth` plans are kept launched: with 2, the next step is planned while one runs. `max_horizon` is the number of
-    identical steps that the executor may take at once, if it can.
+    steps that the executor may take at once, if it can and they are alike (`jump`).
     """
 
     def __init__(

@@ -31,13 +31,13 @@ class Reading:
         self.path = [span.start, span.start + span.count]
         """Tokens computed before the first step, and after each that was asked for."""
         self.streams = [stream for stream in plan.spans if stream is not span]
-        self.step_budget = plan.num_tokens
+        self.step_budget = 0
         self._num_keys = sum([stream.start for stream in self.streams])
         self._plan = plan
         self._budget = budget
         self._may_start = may_start
 
-    def at(self, step: int) -> tuple[int, int] | None:
+    def take(self, step: int) -> tuple[int, int] | None:
         start, num_streams, sequence = self.path[-1], len(self.streams), self.span.sequence
         step_budget = self._budget.beside(num_streams, self._num_keys + step * num_streams, start)
         count, num_left = step_budget - num_streams, sequence.num_prompt - start
@@ -70,6 +70,8 @@ def look_ahead(plan: StepPlan, state: EngineState, budget: TokenBudget, most: in
     steps, and memory surely suffices without a preemption.
     """
     if len(state.running) != len(plan.spans) or plan.pools or (may_start and plan.budget > 0):
+        return
+    if state.waiting and plan.spans[-1].sequence.request.is_batch:  # who gives way to those who wait, as soon as it can
         return
     reader: Span | None = None
     for span, running in zip(plan.spans, state.running, strict=True):
@@ -114,7 +116,8 @@ def take_earlier(
     counters: Counters,
 ) -> list[TokenEvent]:
     """What `commit`, and `schedule` after it, would have done in each of these steps. The plan becomes the last one."""
-    reading = plan.chunks if isinstance(plan.chunks, Reading) else None
+    reading = plan.chunks
+    assert reading is None or isinstance(reading, Reading)
     streams = plan.spans if reading is None else reading.streams
     sequences, num_steps = [span.sequence for span in streams], len(earlier)
     heads = [

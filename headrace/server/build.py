@@ -125,7 +125,7 @@ class Deployment:
     """How the model writes tool calls; None: its template knows no tools, and they are told in words."""
     thinking: Thinking | None = None
     """The marks of the model's reasoning, if it has any."""
-    threads: Callable[[], tuple[int, int]] | None = None
+    count_threads: Callable[[], tuple[int, int]] | None = None
     """Of the native backend: all, and those that took part in the latest step."""
 
     @property
@@ -198,7 +198,7 @@ def build(config: ServeConfig, progress: Progress | None = None, *, constrains: 
         grammars=grammars,
         tool_format=_tool_format(config, template),
         thinking=None if template is None else thinking_of(template.source),
-        threads=(lambda: backend.threads) if isinstance(backend, NativeModel) else None,
+        count_threads=(lambda: backend.threads) if isinstance(backend, NativeModel) else None,
     )
 
 

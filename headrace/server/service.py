@@ -53,7 +53,7 @@ class Service:
         self.limits = limits
         self.names = tuple(dict.fromkeys((deployment.name, *aliases)))
         self.engine = EngineThread(deployment.engine)
-        self.metrics = Metrics(self.engine, deployment.threads)
+        self.metrics = Metrics(self.engine, deployment.count_threads)
         self.created = int(time.time())
         self.is_draining = False
         self._pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="headrace-text")

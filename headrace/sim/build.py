@@ -33,7 +33,7 @@ class SimConfig:
     depth: int = 1
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     jumps: bool = True
-    """Take identical steps at once: the same schedule, sooner."""
+    """Take steps that are alike at once: the same schedule, sooner."""
 
 
 def build_sim(

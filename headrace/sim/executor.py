@@ -48,10 +48,10 @@ class SimExecutor:
         earlier: list[EarlierStep] = []
         chunks, chunk = plan.chunks, None
         for step in range(1, plan.horizon):
-            if end_s >= self.until_s or (chunks is not None and (chunk := chunks.at(step)) is None):
+            if end_s >= self.until_s or (chunks is not None and (chunk := chunks.take(step)) is None):
                 break
             earlier.append(EarlierStep(tokens, end_s))
-            compute_s = seconds(work.later(step, chunk))
+            compute_s = seconds(work.later(step, len(plan.readout_rows), chunk))
             end_s += compute_s
         if len(plan.readout_rows) > len(tokens):
             tokens = self._tokens(plan)

@@ -110,3 +110,18 @@ def test_the_aged_run_on() -> None:
     assert engine.stats().displacements == 0
     assert engine.scheduler.policy._aged == set(), "who has ended is forgotten"
     assert all(s.status is not Status.FINISHED for _, s in engine.scheduler.policy._spells._latest.values())
+
+
+def test_aged_ones_that_may_not_start_hide_nobody() -> None:
+    engine = small_engine(max_running=1, policy="ageing(fcfs)", max_wait_s=2.0)
+    for number in range(61):
+        if number == 46:  # the rest will not have aged
+            engine.clock.advance(3.0)
+        engine.submit(request(str(number), [number], max_tokens=50))
+        if number == 0:
+            engine.step()
+    engine.step()
+    waiting = engine.scheduler.state.waiting
+    found = [sequence.request_id for sequence in engine.scheduler.policy.candidates(waiting, 60)]
+    assert found == [str(number) for number in range(1, 61)]
+    assert len(list(engine.scheduler.policy.candidates(waiting, 50))) == 50

@@ -1,4 +1,4 @@
-"""Taking identical steps at once changes nothing: same events at the same times, same blocks, same counters."""
+"""Taking several steps at once changes nothing: same events at the same times, same blocks, same counters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,14 @@ class Times:
     """A step's time depends on everything there is, so that one step more or less shows."""
 
     def seconds(self, work: StepWork) -> float:
-        return 0.01 + 0.003 * work.num_streams + 0.002 * work.num_prompt + 1e-5 * work.num_keys + 1e-6 * work.num_pairs
+        return (
+            0.01
+            + 0.003 * work.num_streams
+            + 0.002 * work.num_prompt
+            + 1e-5 * work.num_keys
+            + 1e-6 * work.num_pairs
+            + 1e-4 * work.num_readouts
+        )
 
 
 class Watched(SimExecutor):
@@ -107,7 +114,7 @@ class Arrival:
     tenant: int
     priority: int
     wish: int
-    """0: two choices, 1: a stop token that may come, 2: scores, 3: an abort a while later, 4: a fork."""
+    """0: two choices, 1: a stop token that may come, 2: scores, 3: an abort later, 4: a fork, 5 and 6: batch class."""
 
 
 setups = st.builds(
@@ -206,6 +213,7 @@ def message(engine: Engine, arrival: Arrival, index: int, what: str, outcome: Ou
                 score_prompt=arrival.wish == 2,
                 tenant=f"t{arrival.tenant}",
                 priority=arrival.priority,
+                is_batch=arrival.wish in (5, 6),
             )
         )
     except RequestError:
@@ -235,6 +243,7 @@ def compare(setup: Setup, script: list[Arrival]) -> None:
             "evictions": stats.evictions,
             "evictions beside jumps": stats.evictions if longest > 1 else 0,
             "refused": len(jumping.refused),
+            "batch class beside jumps": sum(arrival.wish in (5, 6) for arrival in script) if longest > 1 else 0,
         }
     )
 
@@ -245,3 +254,16 @@ def test_jumping_gives_the_schedule_of_single_steps() -> None:
     print(dict(seen))
     rare = {name: number for name, number in seen.items() if number < 20}
     assert not rare, f"the schedules hardly ever get there: {rare}"
+
+
+def test_a_prompt_of_batch_class_does_not_read_on_past_who_waits_for_a_prefix() -> None:
+    """Who came with the first one's prompt waits, asked and not admitted, for the block that this one completes; the
+    batch one starts meanwhile and takes the rest of the budget. A step later it gives way."""
+    setup = Setup((FULL,), 4, 2, spare=40, budget=7, is_paced=False, max_running=4, vocab_size=100)
+    script = [
+        Arrival(0.0, text=0, num_prompt=8, num_output=30, tenant=0, priority=0, wish=12),
+        Arrival(0.001, text=0, num_prompt=16, num_output=4, tenant=0, priority=0, wish=12),
+        Arrival(0.0, text=1, num_prompt=40, num_output=4, tenant=0, priority=0, wish=5),
+    ]
+    stepwise, jumping = run(setup, script, 1), run(setup, script, 1000)
+    assert jumping.events == stepwise.events

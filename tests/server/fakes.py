@@ -237,7 +237,7 @@ def make_deployment(engine: FakeEngine | None = None, vocab_size: int | None = N
         eos_ids=tokenizer.eos_ids,
         description=None,
         hidden_size=3,
-        threads=lambda: (4, 3),
+        count_threads=lambda: (4, 3),
         tool_format=None,
         thinking=None,
     )

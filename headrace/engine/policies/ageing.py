@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from headrace.core.sequence import Sequence
 from headrace.engine.policies import Around, Policy
@@ -39,9 +40,8 @@ class Ageing(Around):
                 break
             ahead.add(sequence.id)
             yield sequence
-        for sequence in self.inner.candidates(waiting, limit - len(ahead)):
-            if sequence.id not in ahead:
-                yield sequence
+        others = (sequence for sequence in self.inner.candidates(waiting, limit) if sequence.id not in ahead)
+        yield from islice(others, limit - len(ahead))
 
     def rekeyed(self, now: float) -> Iterable[Sequence]:
         changed = [sequence for sequence in self.inner.rekeyed(now) if sequence.id not in self._aged]
