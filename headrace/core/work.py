@@ -35,14 +35,14 @@ class StepWork(NamedTuple):
             else:
                 num_prompts += 1
                 num_prompt += count
-                num_pairs += count * start + count * (count + 1) // 2
+                num_pairs += _pairs(start, count)
         num_streams = len(plan.token_ids) - num_prompt
         return cls(num_streams, num_prompt, num_prompts, len(plan.readout_rows), num_keys, num_pairs)
 
     @classmethod
     def of_prompt(cls, num_tokens: int, start: int = 0, num_streams: int = 0, num_keys: int = 0) -> StepWork:
         """Of a prompt read from position `start`, alone or beside streams that read so many cached keys together."""
-        num_pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        num_pairs = _pairs(start, num_tokens)
         return cls(num_streams, num_tokens, int(num_tokens > 0), num_streams + 1, num_keys, num_pairs)
 
     @classmethod
@@ -58,7 +58,12 @@ class StepWork(NamedTuple):
         if chunk is None:
             return StepWork(streams, 0, 0, num_readouts, num_keys, 0)
         start, count = chunk
-        return StepWork(streams, count, 1, num_readouts, num_keys, count * start + count * (count + 1) // 2)
+        return StepWork(streams, count, 1, num_readouts, num_keys, _pairs(start, count))
+
+
+def _pairs(start: int, count: int) -> int:
+    """(query, key) pairs of `count` tokens from position `start` on, each of which reads all up to itself."""
+    return count * start + count * (count + 1) // 2
 
 
 class StepTimes(Protocol):

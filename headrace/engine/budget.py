@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
 
@@ -111,10 +112,4 @@ def largest(fits: Callable[[int], bool], low: int, high: int, guess: int) -> int
                 low = above - stride
                 break
             above, stride = above - stride, 2 * stride
-    while above - low > 1:
-        middle = (low + above) // 2
-        if fits(middle):
-            low = middle
-        else:
-            above = middle
-    return low
+    return low + bisect_left(range(low + 1, above), True, key=lambda number: not fits(number))

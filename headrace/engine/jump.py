@@ -139,10 +139,9 @@ def take_earlier(
     for sequence in sequences if policy.counts_tokens else ():
         policy.served(sequence, 0, num_steps)
     counters.steps += num_steps
-    counters.computed_tokens += num_steps * len(sequences)
-    if reading is not None:
-        first_end, start, end = reading.path[1], *reading.path[-2:]
-        counters.computed_tokens += end - first_end
-        reading.span.start, reading.span.count = start, end - start
+    counters.computed_tokens += sum([path[-1] - path[1] for _, path in paths])
     counters.generated_tokens += num_steps * len(sequences)
+    if reading is not None:
+        start, end = reading.path[-2:]
+        reading.span.start, reading.span.count = start, end - start
     return events
