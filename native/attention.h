@@ -114,15 +114,6 @@ static void store_kv(const AttentionCache& cache, const int32_t* table, int32_t 
 
 // ---------------------------------------------------------------------------------------------------- register tiles
 
-// The same pointer, unknown to the compiler: with 16 registers, broadcasts are read again for each vector of keys or
-// values, where keeping them would push a sum out to memory.
-HR_INLINE const float* again(const float* p) {
-#if defined(HEADRACE_AVX2)
-    asm volatile("" : "+r"(p));
-#endif
-    return p;
-}
-
 // scores[row][unit * 16 + lane] = q . k for ROWS rows and UNITS units; q is [key_width][ROWS].
 template <typename T, int ROWS, int UNITS>
 static inline void score_tile(const T* const* units, int32_t key_width, const float* q, float* scores) {

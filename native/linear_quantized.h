@@ -337,14 +337,14 @@ struct TileRows {
 
 template <Packing P, bool STAGED, int R, int N, int K4, int LAST>
 HR_INLINE void steps(Sum<layout_of(P).bits> (&sum)[R][N], const Weights<P>& w, int32_t group, int row,
-                     const TileRows& x) {
+                     const int8_t* const (&q)[R]) {
     if constexpr (K4 < LAST) {
         for (int n = 0; n < N; ++n) {
             const auto weights = weights_of<P, STAGED, K4>(w, group, row + n * WIDTH);
             for (int r = 0; r < R; ++r)
-                step(sum[r][n], K4 % (P == Packing::Q6_K ? 4 : 8), weights, x.q + (size_t)r * x.width + 4 * K4);
+                step(sum[r][n], K4 % (P == Packing::Q6_K ? 4 : 8), weights, q[r] + 4 * K4);
         }
-        steps<P, STAGED, R, N, K4 + 1, LAST>(sum, w, group, row, x);
+        steps<P, STAGED, R, N, K4 + 1, LAST>(sum, w, group, row, q);
     }
 }
 
@@ -362,13 +362,18 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
             __builtin_prefetch(ahead.at, 0, 2);
         for (int part = 0; part < PARTS; part += N) {
             const int row = part * WIDTH;
+            const int8_t* q[R];
+            for (int r = 0; r < R; ++r) {
+                q[r] = x.q + (size_t)r * x.width;
+                if constexpr (N < PARTS) q[r] = again(q[r]);  // or one part's broadcasts are kept for the next, in memory
+            }
             Sum<layout.bits> sum[R][N];
             Scales scales[N];
             for (int n = 0; n < N; ++n) scales[n] = scales_of<P, STAGED>(w, g, row + n * WIDTH);
             if constexpr (P == Packing::Q6_K) {
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) begin(sum[r][n], x.sums[2 * r * groups] - x.sums[2 * r * groups + 1]);
-                steps<P, STAGED, R, N, 0, 4>(sum, w, g, row, x);
+                steps<P, STAGED, R, N, 0, 4>(sum, w, g, row, q);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
                         const int32_t offset = x.sums[2 * r * groups] - x.sums[2 * r * groups + 1];
@@ -376,7 +381,7 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
                         total[r][part + n] = fma(product, same(x.scale[r * groups]), total[r][part + n]);
                         begin(sum[r][n], x.sums[2 * r * groups + 1]);
                     }
-                steps<P, STAGED, R, N, 4, 8>(sum, w, g, row, x);
+                steps<P, STAGED, R, N, 4, 8>(sum, w, g, row, q);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
                         const F product = scaled(sum[r][n], x.sums[2 * r * groups + 1], scales[n].second);
@@ -385,7 +390,7 @@ static void tile(Weights<P> w, int32_t num, TileRows x, float* acc, Ahead ahead)
             } else {
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) begin(sum[r][n], layout.has_minimum ? 0 : x.sums[2 * r * groups]);
-                steps<P, STAGED, R, N, 0, 8>(sum, w, g, row, x);
+                steps<P, STAGED, R, N, 0, 8>(sum, w, g, row, q);
                 for (int r = 0; r < R; ++r)
                     for (int n = 0; n < N; ++n) {
                         const int32_t offset = layout.has_minimum ? 0 : x.sums[2 * r * groups];

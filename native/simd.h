@@ -334,4 +334,14 @@ HR_INLINE V gelu_tanh(V x) {
     return mul(mul(splat(0.5f), x), add(splat(1.0f), tanh(inner)));
 }
 
+// The same pointer, unknown to the compiler: with 16 registers, broadcasts are read again for each vector that they are
+// multiplied with, where keeping them would push others out to memory.
+template <typename T>
+HR_INLINE const T* again(const T* p) {
+#if defined(HEADRACE_AVX2)
+    asm volatile("" : "+r"(p));
+#endif
+    return p;
+}
+
 }  // namespace headrace::HEADRACE_ISA
