@@ -27,17 +27,24 @@ constexpr int32_t CHUNK_UNITS = CHUNK / UNIT;
 constexpr int32_t ROW_STRIDE = CHUNK + LANES;   // of scores: not a power of two, which would crowd a few cache sets
 constexpr float NOTHING = -__builtin_inff();
 
-// Sums held in registers: TILE_ROWS rows times 2 (AVX-512) or 1 (AVX2) vectors, beside one broadcast per row and a vector of
-// keys; a few rows take more vectors, so that enough sums are under way to hide the latency of fma.
+// Sums held in registers: TILE_ROWS rows times 2 (AVX-512) or 1 (AVX2) vectors, beside a vector of keys or two, so that what
+// each row multiplies with is read again for each of those; a few rows take more vectors, so that enough sums are under way
+// to hide the latency of fma.
 #if defined(HEADRACE_AVX512)
-constexpr int TILE_ROWS = 10;
+constexpr int TILE_ROWS = 14;
+#define HR_TILE static __attribute__((noinline))  // inside others pointers end up in vector registers
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
+constexpr bool reads_again(int rows) { return rows > 6; }
 #elif defined(HEADRACE_AVX2)
 constexpr int TILE_ROWS = 6;
+#define HR_TILE static inline
 constexpr int tile_vectors(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr bool reads_again(int) { return true; }
 #else
 constexpr int TILE_ROWS = 3;
+#define HR_TILE static inline
 constexpr int tile_vectors(int) { return 1; }
+constexpr bool reads_again(int) { return false; }
 #endif
 
 // The first tile of a chunk waits for memory: each asks early for what is read next, which costs the others nothing that
@@ -116,7 +123,7 @@ static void store_kv(const AttentionCache& cache, const int32_t* table, int32_t 
 
 // scores[row][unit * 16 + lane] = q . k for ROWS rows and UNITS units; q is [key_width][ROWS].
 template <typename T, int ROWS, int UNITS>
-static inline void score_tile(const T* const* units, int32_t key_width, const float* q, float* scores) {
+HR_TILE void score_tile(const T* const* units, int32_t key_width, const float* q, float* scores) {
     V sums[ROWS][UNITS];
     const T *k[UNITS], *next[UNITS];
 #pragma GCC unroll 16
@@ -131,7 +138,7 @@ static inline void score_tile(const T* const* units, int32_t key_width, const fl
         for (int u = 0; u < UNITS; ++u) {
             const V key = load_kv(k[u] + (size_t)d * UNIT);
             __builtin_prefetch(next[u] + (size_t)d * UNIT);
-            const float* const factors = again(q);
+            const float* const factors = reads_again(ROWS) ? again(q) : q;
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) sums[r][u] = fma(splat(factors[r]), key, sums[r][u]);
         }
@@ -161,8 +168,8 @@ static void score(int32_t rows, const T* const* units, int32_t num_units, int32_
 // to[row][column ...] = from[row][column ...] + sum over positions, in order, of weights[row][position] * v[position];
 // `from` null: zeros. ROWS rows, VECTORS * 16 columns; `v_stride` is the width of a position's stored values.
 template <typename T, int ROWS, int VECTORS>
-static inline void mix_tile(const T* const* units, int32_t num_units, int32_t v_stride, int32_t column,
-                            const float* weights, const float* from, float* to, int32_t stride) {
+HR_TILE void mix_tile(const T* const* units, int32_t num_units, int32_t v_stride, int32_t column, const float* weights,
+                      const float* from, float* to, int32_t stride) {
     V sums[ROWS][VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
@@ -176,7 +183,7 @@ static inline void mix_tile(const T* const* units, int32_t num_units, int32_t v_
             for (int c = 0; c < VECTORS; ++c) {
                 __builtin_prefetch(next + c * LANES);
                 const V value = load_kv(v + c * LANES);
-                const float* const factors = again(weights + j);
+                const float* const factors = reads_again(ROWS) ? again(weights + j) : weights + j;
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r) sums[r][c] = fma(splat(factors[r * ROW_STRIDE]), value, sums[r][c]);
             }
@@ -242,13 +249,14 @@ static float weigh(float* scores, int32_t first, int32_t last, int32_t low, int3
     V largest = splat(NOTHING);
     for (int32_t u = first; u < last; ++u) {
         V s = load(scores + u * UNIT);
+        const bool is_masked = u * UNIT < low || (u + 1) * UNIT > high;
         if (cap != 0.0f) s = mul(splat(cap), tanh(div(s, splat(cap))));
-        if (u * UNIT < low || (u + 1) * UNIT > high) {
+        if (is_masked) {
             const V position = add(load(lanes), splat((float)(u * UNIT)));
             s = where_less(position, splat((float)high), s, splat(NOTHING));
             s = where_less(position, splat((float)low), splat(NOTHING), s);
         }
-        store(scores + u * UNIT, s);
+        if (is_masked || cap != 0.0f) store(scores + u * UNIT, s);
         largest = max(largest, s);
     }
     const float peak = reduce_max(largest);

@@ -49,11 +49,8 @@ HR_INLINE V load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-// a * 2^n for integral n within -126 ... 127.
-HR_INLINE V scale2(V a, V n) {
-    __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(bits))};
-}
+// a * 2^n for integral n within -126 ... 127; below it anything.
+HR_INLINE V scale2(V a, V n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // yes where a < b, else no.
 HR_INLINE V where_less(V a, V b, V yes, V no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
@@ -223,7 +220,9 @@ HR_INLINE void store_f16(uint16_t* p, V a) {
     for (int i = 0; i < LANES; ++i) p[i] = float_to_half(a.a[i]);
 }
 HR_INLINE V load_bf16(const uint16_t* p) { HR_LANES(bits_to_float((uint32_t)p[i] << 16)); }
-HR_INLINE V scale2(V a, V n) { HR_LANES(a.a[i] * bits_to_float((uint32_t)((int)n.a[i] + 127) << 23)); }
+HR_INLINE V scale2(V a, V n) {
+    HR_LANES(n.a[i] < -126.0f ? 0.0f : a.a[i] * bits_to_float((uint32_t)((int)n.a[i] + 127) << 23));
+}
 HR_INLINE V where_less(V a, V b, V yes, V no) { HR_LANES(a.a[i] < b.a[i] ? yes.a[i] : no.a[i]); }
 HR_INLINE void store_i8(int8_t* p, V a) {
     for (int i = 0; i < LANES; ++i) p[i] = (int8_t)(int)a.a[i];
@@ -287,9 +286,7 @@ HR_INLINE V exp(V x) {
     p = fma(p, r, splat(0.5f));
     p = fma(p, r, splat(1.0f));
     p = fma(p, r, splat(1.0f));
-    const V low = splat(-87.3f);
-    const V clamped = max(min(n, splat(127.0f)), splat(-126.0f));
-    return where_less(x, low, splat(0.0f), scale2(p, clamped));
+    return where_less(x, splat(-87.3f), splat(0.0f), scale2(p, min(n, splat(127.0f))));
 }
 
 HR_INLINE V silu(V x) { return div(x, add(splat(1.0f), exp(sub(splat(0.0f), x)))); }
@@ -334,13 +331,11 @@ HR_INLINE V gelu_tanh(V x) {
     return mul(mul(splat(0.5f), x), add(splat(1.0f), tanh(inner)));
 }
 
-// The same pointer, unknown to the compiler: with 16 registers, broadcasts are read again for each vector that they are
-// multiplied with, where keeping them would push others out to memory.
+// The same pointer, unknown to the compiler: broadcasts from it are read again for each vector that they are multiplied
+// with, where keeping them would take registers that sums need.
 template <typename T>
 HR_INLINE const T* again(const T* p) {
-#if defined(HEADRACE_AVX2)
     asm volatile("" : "+r"(p));
-#endif
     return p;
 }
 
