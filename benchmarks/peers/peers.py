@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.peers.environments import Recipe
 from benchmarks.peers.loads import Load, Subject
+from headrace.server.system import instruction_sets
 
 HEADRACE = "Headrace"
 REFERENCE = "Headrace reference"
@@ -73,7 +74,16 @@ def _combine(*axes: dict[str, tuple[Any, ...]]) -> tuple[Settings, ...]:
 
 _FLASH = {"flash_attention": (True, False)}
 _LLAMA_CPP = "0.3.36"
-_NATIVE = "-DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release"
+_RELEASE = "-DCMAKE_BUILD_TYPE=Release"
+
+
+def _ggml_options() -> tuple[str, ...]:
+    """Of llama.cpp, compiled for this processor but for AMX: its kernels for that crash on Q4_1 and Q4_K (0.3.36)."""
+    if "amx_int8" not in instruction_sets():
+        return ("-DGGML_NATIVE=ON",)
+    others = ("AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX_VNNI", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+    return ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in others))  # a processor with AMX has them all
+
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
@@ -95,13 +105,13 @@ PEERS: dict[str, Peer] = {
                 (f"llama-cpp-python[server]=={_LLAMA_CPP}",),
                 "llama_cpp.server",
                 pip_options=("--no-binary", "llama-cpp-python"),
-                environment=(("CMAKE_ARGS", _NATIVE),),
+                environment=(("CMAKE_ARGS", " ".join((_RELEASE, *_ggml_options()))),),
                 is_native=True,
             ),
             prompt_settings=_combine(_FLASH, {"ubatch": (512, 128)}),
             single_settings=_combine(_FLASH),
             batch_settings=_combine(_FLASH, {"unified": (False, True)}),
-            note="built here for this processor",
+            note="built here for this processor, AMX left out",
         ),
         Peer(
             "llama-server",
@@ -114,8 +124,8 @@ PEERS: dict[str, Peer] = {
                 sdist=f"llama-cpp-python=={_LLAMA_CPP}",
                 cmake_folder="vendor/llama.cpp",
                 cmake_options=(
-                    "-DCMAKE_BUILD_TYPE=Release",
-                    "-DGGML_NATIVE=ON",
+                    _RELEASE,
+                    *_ggml_options(),
                     "-DLLAMA_BUILD_TESTS=OFF",
                     "-DLLAMA_BUILD_EXAMPLES=OFF",
                     "-DLLAMA_BUILD_APP=OFF",
