@@ -156,7 +156,9 @@ def _install(recipe: Recipe, folder: Path, run: Run, say: Say) -> None:
     constraints.write_text(f"torch=={TORCH}\n", "utf-8")
     if recipe.requirements:
         say(f"{recipe.name} {recipe.version}: installing")
-        wanted = ["install", *recipe.pip_options, "--constraint", str(constraints), *recipe.requirements]
+        # A wheel that pip keeps may have been compiled for another processor, or with other options.
+        options = [*recipe.pip_options, *(["--no-cache-dir"] if recipe.is_native else [])]
+        wanted = ["install", *options, "--constraint", str(constraints), *recipe.requirements]
         plan = folder / "plan.json"
         run([*pip, *wanted, "--dry-run", "--ignore-installed", "--report", str(plan), "--quiet"])
         if heavy := heavy_packages(json.loads(plan.read_text("utf-8"))):
