@@ -60,22 +60,22 @@ class GroupMemory(ABC):
     def num_available(self) -> int:
         return self.pool.num_free + self.tree.num_idle(self.index)
 
-    def take(self) -> int:
-        """A block held once, evicting if none is free. The caller has made sure that one is available."""
-        if self.pool.num_free == 0:
-            self.pool.give_back(self.tree.evict(self.index))
-        return self.pool.take()
+    def take(self, count: int) -> list[int]:
+        """Blocks held once each, evicting when none are free. The caller has made sure that they are available."""
+        blocks = self.pool.take(count)
+        if len(blocks) < count:
+            evicted = self.tree.evict(self.index, count - len(blocks))
+            self.pool.take_idle(evicted)
+            blocks += evicted
+        return blocks
 
     def hold(self, block: int) -> None:
         if self.pool.hold(block):
             self.tree.set_held(self.index, block)
 
-    def drop(self, block: int) -> None:
-        if self.pool.drop(block):
-            if self.tree.contains(self.index, block):
-                self.tree.set_idle(self.index, block)
-            else:
-                self.pool.give_back(block)
+    def drop(self, *blocks: int) -> None:
+        if unheld := self.pool.drop(blocks):
+            self.pool.give_back(self.tree.set_idle(self.index, unheld))
 
     @abstractmethod
     def last_hit(self, chain: Sequence[Digest], limit: int) -> int:
@@ -194,12 +194,12 @@ class TokenBlocks(GroupMemory):
         copies = []
         if self._copies_on_write(table, start):
             index = start // self.group.block_size
-            shared, own = table.blocks[index], self.take()
+            shared, (own,) = table.blocks[index], self.take(1)
             table.blocks[index] = own
             copies.append(Copy(self.index, shared, own))
             self.drop(shared)
-        for _ in range(-(-end // self.group.block_size) - len(table.blocks)):
-            table.blocks.append(self.take())
+        if (num_missing := -(-end // self.group.block_size) - len(table.blocks)) > 0:
+            table.blocks.extend(self.take(num_missing))
         return copies
 
     def reserve_end(self, end: int, num_tokens: int) -> int:
@@ -244,8 +244,7 @@ class TokenBlocks(GroupMemory):
 
     def release(self, table: BlockTable) -> None:
         assert not table.retired, "released in flight"
-        for block in reversed(table.blocks[table.first :]):
-            self.drop(block)
+        self.drop(*reversed(table.blocks[table.first :]))
 
     def num_required(self, num_tokens: int, max_span_tokens: int, depth: int) -> int:
         size = self.group.block_size
@@ -299,7 +298,7 @@ class StateBlocks(GroupMemory):
             table.blocks[0] = state
         else:
             dropped = state
-            table.blocks[0], table.blocks[1] = state, self.take()
+            table.blocks[0], (table.blocks[1],) = state, self.take(1)
         size = self.group.block_size
         table.is_sealed = end % size == 0 and (self.keeps(table, end) or end - start == 1)
         table.spans.append((dropped, table.blocks[1] if table.is_sealed else NO_BLOCK))
@@ -364,7 +363,7 @@ class StateBlocks(GroupMemory):
             return
         digest, block = table.trailing
         if self.tree.block(digest, self.index) == block and self.tree.remove(self.index, block):
-            self.pool.give_back(block)
+            self.pool.give_back((block,))
 
     def release(self, table: BlockTable) -> None:
         assert not table.spans, "released in flight"

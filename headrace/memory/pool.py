@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 
 class BlockPool:
     """A block is free (in `_free`), held (references > 0), or idle (no references, kept by the prefix tree).
 
     The pool knows references and free blocks; whether an unheld block stays idle is the caller's decision
-    (`drop` tells when the last reference went, `give_back` frees). All operations are O(1).
+    (`drop` tells when the last reference went, `give_back` frees). All operations are O(1) per block.
     """
 
     __slots__ = ("_free", "num_blocks", "references")
@@ -23,24 +24,37 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
-        """A free block, held once. The caller has made sure that one is free."""
-        block = self._free.pop()
-        self.references[block] = 1
-        return block
+    def take(self, most: int) -> list[int]:
+        """Free blocks, held once each: `most` of them, or as many as there are."""
+        begin = max(0, len(self._free) - most)
+        taken = self._free[begin:]
+        del self._free[begin:]
+        taken.reverse()
+        self.take_idle(taken)
+        return taken
+
+    def take_idle(self, blocks: list[int]) -> None:
+        """Hold blocks once each that nobody holds and that are not free."""
+        references = self.references
+        for block in blocks:
+            references[block] = 1
 
     def hold(self, block: int) -> bool:
         """True when nobody held the block before."""
         self.references[block] += 1
         return self.references[block] == 1
 
-    def drop(self, block: int) -> bool:
-        """True when nobody holds the block any more."""
-        self.references[block] -= 1
-        return self.references[block] == 0
+    def drop(self, blocks: Iterable[int]) -> list[int]:
+        """Those that nobody holds any more."""
+        references, unheld = self.references, []
+        for block in blocks:
+            left = references[block] = references[block] - 1
+            if not left:
+                unheld.append(block)
+        return unheld
 
-    def give_back(self, block: int) -> None:
-        self._free.append(block)
+    def give_back(self, blocks: Iterable[int]) -> None:
+        self._free.extend(blocks)
 
     def check(self) -> None:
         free = set(self._free)

@@ -108,29 +108,38 @@ class PrefixTree:
             return True
         return False
 
-    def set_idle(self, group: int, block: int) -> None:
-        self._idle[group].add(block)
+    def set_idle(self, group: int, blocks: Sequence[int]) -> list[int]:
+        """Nobody holds these any more. Returns those that the tree does not have: they are free."""
+        node_of, add, free = self._node_of[group], self._idle[group].add, []
+        for block in blocks:
+            if block in node_of:
+                add(block)
+            else:
+                free.append(block)
+        return free
 
     def set_held(self, group: int, block: int) -> None:
         """The block, idle if the tree has it, is held again."""
         if block in self._idle[group]:
             self._idle[group].remove(block)
 
-    def evict(self, group: int) -> int:
-        """Forget the group's idle block that goes first, and return it. The caller has made sure there is one."""
-        block = self._idle[group].pop()
-        node = self._node_of[group].pop(block)
-        node.blocks[group] = NO_BLOCK
-        self._prune(node)
-        self.num_evictions += 1
-        return block
+    def evict(self, group: int, count: int) -> list[int]:
+        """Forget the group's idle blocks that go first, and return them. The caller has made sure there are so many."""
+        node_of, pop, evicted = self._node_of[group], self._idle[group].pop, []
+        for _ in range(count):
+            block = pop()
+            node = node_of.pop(block)
+            node.blocks[group] = NO_BLOCK
+            self._prune(node)
+            evicted.append(block)
+        self.num_evictions += count
+        return evicted
 
     def _ensure(self, chain: Sequence[Digest], index: int) -> Node:
         """The node of `chain[index]`, made with its missing ancestors."""
-        first = index
-        while first >= 0 and chain[first] not in self._nodes:
+        nodes, first, node = self._nodes, index - 1, None
+        while first >= 0 and (node := nodes.get(chain[first])) is None:
             first -= 1
-        node = self._nodes[chain[first]] if first >= 0 else None
         for digest in chain[first + 1 : index + 1]:
             node = self._add(digest, node)
         assert node is not None
