@@ -58,10 +58,10 @@ class Pool:
 
 
 class Chunks(Protocol):
-    """How a prompt is read by the steps that one plan stands for."""
+    """How a prompt is read, and its reply begun, by the steps that one plan stands for."""
 
-    step_budget: int
-    """Of the latest step asked for."""
+    step_budget: int | None
+    """Of the latest step asked for, if it has read the prompt."""
 
     def take(self, step: int) -> tuple[int, int] | None:
         """(Start, count) of the tokens that the plan's `step`th step reads, the first one being 0. None: the plan does

@@ -58,6 +58,8 @@ class StepWork(NamedTuple):
         if chunk is None:
             return StepWork(streams, 0, 0, num_readouts, num_keys, 0)
         start, count = chunk
+        if count == 1:
+            return StepWork(streams + 1, 0, 0, num_readouts, num_keys + start + 1, 0)
         return StepWork(streams, count, 1, num_readouts, num_keys, _pairs(start, count))
 
 

@@ -398,8 +398,8 @@ class Scheduler:
                 policy=self.policy,
                 counters=self.counters,
             )
-            reading = plan.chunks
-            self._step_budget = self.budget.tokens(self.state, now) if reading is None else reading.step_budget
+            step_budget = None if plan.chunks is None else plan.chunks.step_budget
+            self._step_budget = self.budget.tokens(self.state, now) if step_budget is None else step_budget
         memory, num_sampled = self.state.memory, 0
         self._counts_tokens = self.policy.counts_tokens
         self.counters.computed_tokens += plan.num_tokens
@@ -428,6 +428,7 @@ class Scheduler:
                     self._settle(sequence, now)
         self.counters.generated_tokens += num_sampled
         self.state.ledger.costs.observe(plan, result.compute_s)
+        plan.chunks = None  # which knows the plan: without the cycle both go at once
         return events
 
     @staticmethod

@@ -276,18 +276,19 @@ class MemoryManager:
             if kept.claimed and self._is_hit_place(kept, num_full):
                 self._unclaim(sequence, kept, num_full)
 
-    def num_steps_within(self, sequences: Row[Sequence], most: int) -> int:
-        """For so many steps, at most `most`, the sequences surely find room for a token each; a step for which they
-        have it already counts. 1 where recurrent states make every step an event."""
+    def num_steps_within(self, growing: Row[tuple[Sequence, int]], most: int) -> int:
+        """For so many steps, at most `most`, each sequence surely finds room for a token more, from the number of its
+        tokens that is given; a step for which it has it already counts. 1 where recurrent states make every step an
+        event."""
         if any(memory.group.kind is CacheKind.STATE for memory in self.groups):
             return 1
         size = self.block_size
         for index, memory in enumerate(self.groups):
             num_available = memory.num_available
-            while most > 1 and len(sequences) * (most // size + 1) > num_available:  # else there is plenty
-                ends = [sequence.num_computed + most for sequence in sequences]
-                lengths = [len(self._of[sequence.id].block_arrays[index]) for sequence in sequences]
-                missing = [-(-end // size) - length for end, length in zip(ends, lengths, strict=True)]
+            while most > 1 and len(growing) * (most // size + 1) > num_available:  # else there is plenty
+                missing = [
+                    -(-(start + most) // size) - len(self._of[one.id].block_arrays[index]) for one, start in growing
+                ]
                 if sum(filter(lambda count: count > 0, missing)) <= num_available:
                     break
                 most //= 2

@@ -51,10 +51,10 @@ class SimExecutor:
             if end_s >= self.until_s or (chunks is not None and (chunk := chunks.take(step)) is None):
                 break
             earlier.append(EarlierStep(tokens, end_s))
-            compute_s = seconds(work.later(step, len(plan.readout_rows), chunk))
+            if len(plan.readout_rows) > len(tokens):  # a prompt's last chunk
+                tokens = self._tokens(plan)
+            compute_s = seconds(work.later(step, len(tokens), chunk))
             end_s += compute_s
-        if len(plan.readout_rows) > len(tokens):
-            tokens = self._tokens(plan)
         self._free_s = end_s
         clock.advance_to(end_s)
         no_logprobs: list[TokenLogprob | None] = [None] * len(tokens)

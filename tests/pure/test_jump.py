@@ -52,15 +52,18 @@ class Times:
 
 
 class Watched(SimExecutor):
-    """Counts the chunks of prompts that were read in jumps, and the prompts whose last chunk was among them."""
+    """Counts the steps in which a prompt was read, or its reply begun, in jumps; the prompts whose last chunk was among
+    them; and the replies."""
 
-    num_chunks = num_read = 0
+    num_chunks = num_read = num_begun = 0
 
     def run(self, plan: StepPlan, work: StepWork, launched_s: float) -> StepResult:
         num_readouts = len(plan.readout_rows)
         result = super().run(plan, work, launched_s)
         self.num_chunks += len(result.earlier) if plan.chunks is not None else 0
         self.num_read += len(plan.readout_rows) - num_readouts
+        if plan.chunks is not None and result.earlier:
+            self.num_begun += plan.chunks.path[-2] >= plan.chunks.span.sequence.num_prompt
         return result
 
 
@@ -238,6 +241,7 @@ def compare(setup: Setup, script: list[Arrival]) -> None:
             "jumps of eight steps": longest >= 8,
             "chunks read in jumps": executor.num_chunks,
             "prompts read to their end in jumps": executor.num_read,
+            "replies begun in jumps": executor.num_begun,
             "evictions beside chunks": stats.evictions if executor.num_chunks else 0,
             "preemptions": stats.preemptions,
             "evictions": stats.evictions,

@@ -21,7 +21,7 @@ class CalibrationReport(NamedTuple):
 
 
 class Calibration:
-    """Over the latest `num_kept` replies; made anew once in `EVERY` replies, in 1 ms for 256 of them."""
+    """Over the latest `num_kept` replies; asked for, a report is made anew once in `EVERY` replies, in 1 ms for 256."""
 
     EVERY = 32
 
@@ -34,11 +34,12 @@ class Calibration:
         """One token is the least of both."""
         self._latest.append((max(1.0, predicted), max(1, actual)))
         self._num_observed += 1
-        if self._num_observed % self.EVERY == 0 or self._num_observed < self.EVERY:
-            self._report = self._measured()
 
     @property
     def report(self) -> CalibrationReport:
+        num_new = self._num_observed - self._report.num_observed
+        if num_new >= (1 if self._num_observed < self.EVERY else self.EVERY):
+            self._report = self._measured()
         return self._report
 
     def _measured(self) -> CalibrationReport:
