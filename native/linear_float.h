@@ -35,7 +35,7 @@ static void float_tile(const uint8_t* strips, size_t step, const uint8_t* fetch_
             V w[S];
             for (int s = 0; s < S; ++s) {
                 w[s] = load_weights<P>(strips + s * step, k);
-                if constexpr (ASKS_EARLY) __builtin_prefetch(asked + s * step, 0, 2);
+                if constexpr (ASKS_EARLY) __builtin_prefetch(asked + s * step, 0, 3);
             }
             for (int r = 0; r < R; ++r) {
                 const V a = splat(x[r * x_stride + k]);

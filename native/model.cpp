@@ -17,6 +17,7 @@
 namespace headrace {
 
 namespace {
+constexpr int LINES_PER_SPIN = 8;  // about what memory gives one thread meanwhile
 constexpr int32_t QUERIES = 16;  // rows of a span in one attention tile: they share each load of keys and values
 
 }  // namespace
@@ -197,11 +198,25 @@ void Model::run_tiles(const Ops& ops, size_t op, int64_t num_tiles, int32_t rows
     const int num_threads = pool_.size();
     for (int i = 0; i < num_threads; ++i) {
         const int owner = (thread + i) % num_threads;
-        const int64_t first = num_tiles * owner / num_threads, count = num_tiles * (owner + 1) / num_threads - first;
+        const auto [first, end] = turn_of(num_tiles, owner);
         auto& claimed = claimed_[owner][op];
-        for (int64_t tile; (tile = claimed.fetch_add(1, std::memory_order_relaxed)) < count;)
-            ops[op]->tile(*this, rows, {first + tile, first + count}, scratch_[thread]);
+        for (int64_t tile; (tile = first + claimed.fetch_add(1, std::memory_order_relaxed)) < end;)
+            ops[op]->tile(*this, rows, {tile, end}, scratch_[thread]);
     }
+}
+
+Turn Model::turn_of(int64_t num_tiles, int thread) const {
+    return {num_tiles * thread / pool_.size(), num_tiles * (thread + 1) / pool_.size()};
+}
+
+// Of the first op from `op` on that has any.
+Upcoming Model::upcoming(const Ops& ops, size_t op, int32_t rows, int thread) const {
+    for (; op < ops.size(); ++op) {
+        const Turn turn = turn_of(ops[op]->num_tiles(*this, rows), thread);
+        const Upcoming found = turn.index < turn.end ? ops[op]->upcoming(*this, turn) : Upcoming{};
+        if (!found.is_empty()) return found;
+    }
+    return {};
 }
 
 // Ops of a single tile are done by the thread that comes last to the barrier before them, which so serves for both.
@@ -227,11 +242,14 @@ void Model::run_ops(const Ops& ops, int32_t rows) {
         for (size_t op = begin, next; op < ops.size(); op = next) {
             run_tiles(ops, op, ops[op]->num_tiles(*this, rows), rows, thread);
             for (next = op + 1; next < ops.size() && ops[next]->num_tiles(*this, rows) <= 1;) ++next;
-            if (next < ops.size()) ops[next]->warm(*this, ops[next]->num_tiles(*this, rows) * thread / pool_.size());
-            pool_.barrier(thread, [&] {
+            // Memory is never left idle: not while one thread does what only one can do, nor while others lag behind.
+            Upcoming weights = upcoming(ops, next, rows, thread);
+            weights.fetch(FETCH_AHEAD / 64);
+            const auto alone = [&] {
                 finished(op);
                 run_single(op + 1, thread);
-            });
+            };
+            pool_.barrier(thread, alone, [&] { weights.fetch(LINES_PER_SPIN); });
         }
     });
 }

@@ -111,6 +111,25 @@ struct Scratch {
     }
 };
 
+// Weights that a thread will multiply, in their order: it asks memory for them while it waits. Two stretches are read
+// alternately.
+struct Upcoming {
+    struct Stretch {
+        const uint8_t *at = nullptr, *end = nullptr;
+    };
+    Stretch first, second;
+
+    bool is_empty() const { return first.at >= first.end && second.at >= second.end; }
+    void fetch(int lines) {
+        for (; lines > 0 && !is_empty(); --lines)
+            for (Stretch* stretch : {&first, &second})
+                if (stretch->at < stretch->end) {
+                    __builtin_prefetch(stretch->at, 0, 2);
+                    stretch->at += 64;
+                }
+    }
+};
+
 // A tile for a thread to compute, and the last of those that lie ahead of it in the same stretch.
 struct Turn {
     int64_t index, end;
@@ -127,8 +146,8 @@ public:
     virtual void prepare_step(Model&) const {}
     // Bytes of weights that its tiles read, each once.
     virtual int64_t weight_bytes(const Model&) const { return 0; }
-    // Ask for the memory that a tile will read first: the thread has nothing else to do.
-    virtual void warm(const Model&, int64_t) const {}
+    // The weights of the tiles from the turn's on.
+    virtual Upcoming upcoming(const Model&, Turn) const { return {}; }
     // Take over an op that follows this one, if both go row by row; null then.
     virtual std::unique_ptr<Op> join(std::unique_ptr<Op> next) { return next; }
 };
@@ -222,6 +241,8 @@ private:
     using Ops = std::vector<std::unique_ptr<Op>>;
     void run_ops(const Ops& ops, int32_t rows);
     void run_tiles(const Ops& ops, size_t op, int64_t num_tiles, int32_t rows, int thread);
+    Turn turn_of(int64_t num_tiles, int thread) const;  // a thread's own stretch of an op's tiles
+    Upcoming upcoming(const Ops& ops, size_t op, int32_t rows, int thread) const;
     void took(const Ops& ops, size_t op, int64_t since);
 
     const Kernels& kernels_;

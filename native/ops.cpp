@@ -24,13 +24,10 @@ int64_t bytes_of(const Model& model, int id) {
     return (int64_t)model.kernels().strip_bytes(matrix.packing, matrix.width) * matrix.num_strips();
 }
 
-// What the kernels' own asking early leaves out: the first bytes of strip `first` and those after it.
-void fetch(const Model& model, int id, int32_t first) {
+Upcoming::Stretch weights_of(const Model& model, int id, int32_t first, int32_t last) {
     const PackedMatrix& matrix = model.matrix(id);
     const size_t bytes = model.kernels().strip_bytes(matrix.packing, matrix.width);
-    const uint8_t *at = matrix.data + bytes * first, *end = matrix.data + bytes * matrix.num_strips();
-    end = std::min(end, at + FETCH_AHEAD);
-    for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+    return {matrix.data + bytes * first, matrix.data + bytes * last};
 }
 
 }  // namespace
@@ -41,16 +38,24 @@ int64_t Linear::weight_bytes(const Model& model) const {
     return total;
 }
 
-void Linear::warm(const Model& model, int64_t index) const {
-    const size_t p = part_of(index);
-    fetch(model, parts[p].matrix, (int32_t)(index - first_tile[p]) * strips_per_tile);
+// What lies behind the part of the first tile counts if it is that of the next.
+Upcoming Linear::upcoming(const Model& model, Turn turn) const {
+    size_t p = part_of(turn.index);
+    Upcoming::Stretch all = weights_of(model, parts[p].matrix, strip_of(model, p, turn.index), strip_of(model, p, turn.end));
+    while (first_tile[++p] < turn.end) {
+        const Upcoming::Stretch next = weights_of(model, parts[p].matrix, 0, strip_of(model, p, turn.end));
+        if (next.at != all.end) break;
+        all.end = next.end;
+    }
+    return {all, {}};
 }
 
 int64_t GatedLinear::weight_bytes(const Model& model) const { return bytes_of(model, gate) + bytes_of(model, up); }
 
-void GatedLinear::warm(const Model& model, int64_t index) const {
-    fetch(model, gate, (int32_t)index * (GROUP / STRIP));
-    fetch(model, up, (int32_t)index * (GROUP / STRIP));
+Upcoming GatedLinear::upcoming(const Model& model, Turn turn) const {
+    const auto strip_of = [&](int64_t tile) { return std::min((int32_t)tile * (GROUP / STRIP), model.matrix(gate).num_strips()); };
+    const int32_t first = strip_of(turn.index), last = strip_of(turn.end);
+    return {weights_of(model, gate, first, last), weights_of(model, up, first, last)};
 }
 
 Linear::Linear(const Model& model, Buffer in, std::vector<Part> all) : in(in), parts(std::move(all)) {
@@ -71,17 +76,18 @@ size_t Linear::part_of(int64_t tile) const {
     return p;
 }
 
+int32_t Linear::strip_of(const Model& model, size_t part, int64_t tile) const {
+    return (int32_t)std::min<int64_t>((tile - first_tile[part]) * strips_per_tile, model.matrix(parts[part].matrix).num_strips());
+}
+
 void Linear::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
     const size_t p = part_of(turn.index);
     const Part& part = parts[p];
-    const PackedMatrix& matrix = model.matrix(part.matrix);
-    const auto strip_of = [&](int64_t tile) {
-        return std::min((int32_t)(tile - first_tile[p]) * strips_per_tile, matrix.num_strips());
-    };
-    const Strips strips{strip_of(turn.index), strip_of(turn.index + 1), strip_of(std::min<int64_t>(turn.end, first_tile[p + 1]))};
-    multiply(model, matrix, strips, in, rows, model.floats(part.out, rows), part.out.width,
+    const Strips strips{strip_of(model, p, turn.index), strip_of(model, p, turn.index + 1), strip_of(model, p, turn.end)};
+    multiply(model, model.matrix(part.matrix), strips, in, rows, model.floats(part.out, rows), part.out.width,
              {model.vector(part.bias), part.accumulate});
-    if (turn.index + 1 == first_tile[p + 1] && turn.index + 1 < turn.end) warm(model, turn.index + 1);
+    if (turn.index + 1 == first_tile[p + 1] && turn.index + 1 < turn.end)
+        upcoming(model, {turn.index + 1, turn.end}).fetch(FETCH_AHEAD / 64);  // which the kernel's own asking leaves out
 }
 
 void GatedLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {

@@ -185,10 +185,11 @@ struct Linear : Op {
 
     Linear(const Model& model, Buffer in, std::vector<Part> parts);
     size_t part_of(int64_t tile) const;
+    int32_t strip_of(const Model& model, size_t part, int64_t tile) const;  // the first strip of a tile, or all strips
     std::string name() const override { return "linear"; }
     int64_t num_tiles(const Model&, int32_t) const override { return first_tile.back(); }
     int64_t weight_bytes(const Model& model) const override;
-    void warm(const Model& model, int64_t index) const override;
+    Upcoming upcoming(const Model& model, Turn turn) const override;
     void tile(const Model& model, int32_t rows, Turn turn, Scratch&) const override;
 };
 
@@ -203,7 +204,7 @@ struct GatedLinear : Op {
         return (model.matrix(gate).rows + GROUP - 1) / GROUP;
     }
     int64_t weight_bytes(const Model& model) const override;
-    void warm(const Model& model, int64_t index) const override;
+    Upcoming upcoming(const Model& model, Turn turn) const override;
     void tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const override;
 };
 

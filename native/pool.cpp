@@ -3,27 +3,9 @@
 #include <algorithm>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace headrace {
 
 namespace {
-
-// Longer than the attention that one thread does for all (a wake-up costs as much again), shorter than a time slice.
-// (With 1 ms, a step of one stream took 170 ms beside a program that keeps one of two cores busy: who spins holds the core
-// that the thread it waits for could have.)
-constexpr int64_t SPIN = 100'000;  // nanoseconds
-constexpr int SPINS_PER_LOOK = 32;  // at the clock
-
-inline void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 constexpr int THREADS_BITS = 10;  // of `job_`
 constexpr uint32_t THREADS_MASK = (1u << THREADS_BITS) - 1;
@@ -49,20 +31,6 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-int64_t Pool::wait_while(const std::atomic<uint32_t>& value, uint32_t old) const {
-    const int64_t begin = now();
-    if (spins_) {
-        do {
-            for (int spin = 0; spin < SPINS_PER_LOOK; ++spin) {
-                if (value.load(std::memory_order_acquire) != old) return 0;
-                relax();
-            }
-        } while (now() < begin + SPIN);
-    }
-    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
-    return now() - begin;
-}
-
 void Pool::run(const std::function<void(int)>& body) {
     if (num_threads_ == 1) return body(0);
     body_ = &body;
@@ -73,7 +41,7 @@ void Pool::run(const std::function<void(int)>& body) {
     const uint32_t number = (job_.load(std::memory_order_relaxed) >> THREADS_BITS) + 1;
     change(job_, number << THREADS_BITS | threads_);
     body(0);
-    waited_[0].nanoseconds += meet([] {});  // the body must not go out of scope while a worker is in it
+    waited_[0].nanoseconds += meet([] {}, [] {});  // the body must not go out of scope while a worker is in it
     int64_t waited = 0;
     for (const Waited& each : waited_) waited = std::max(waited, each.nanoseconds);
     const int64_t end = now();
@@ -83,12 +51,12 @@ void Pool::run(const std::function<void(int)>& body) {
 void Pool::work(int thread) {
     uint32_t seen = 0;
     while (true) {
-        wait_while(job_, seen);
+        wait_while(job_, seen, [] {});
         seen = job_.load(std::memory_order_acquire);
         if (is_closing_.load()) return;
         if ((int)(seen & THREADS_MASK) > thread) {
             (*body_)(thread);
-            meet([] {});
+            meet([] {}, [] {});
             continue;
         }
         // Until a later run has a place for it; no run can end without a thread that has one.

@@ -274,7 +274,7 @@ void run_checks() {
 
 // ------------------------------------------------------------------------------------------------------------- timing
 
-void fill(const Bytes& bytes, bool is_f16) {  // with small numbers
+void fill(Bytes& bytes, bool is_f16) {  // with small numbers
     for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
         const uint32_t bits = (uint32_t)(i * 2654435761u);
         const uint32_t value = is_f16 ? (0x30003000u | (bits & 0x83ff83ffu)) : (0x3e000000u | (bits & 0x807fffffu));

@@ -153,9 +153,9 @@ struct Matrix {
 
 struct Rows {
     const Kernels& k;
-    std::vector<int8_t> q;
+    Numbers<int8_t> q;
     Floats scale, scaled_sum, outliers;
-    std::vector<int32_t> sums, channels, slots, distinct, num_distinct, fixed;
+    Numbers<int32_t> sums, channels, slots, distinct, num_distinct, fixed;
     int width, planes, num_outliers;
     Rows(const Kernels& k, const Floats& x, int rows, int width, int planes = 1, int num_outliers = 0, bool is_fixed = false)
         : k(k), q((size_t)rows * planes * width), scale(q.size() / 32), scaled_sum(q.size() / 32),
@@ -294,7 +294,7 @@ void check_fixed_outliers() {
     const int num = 5, width = 576, count = 24;
     Floats x = random_rows(num, width);
     for (const Kernels* k : all_kernels()) {
-        const std::vector<int32_t> fixed = Rows(*k, x, 0, width, 1, count, true).fixed;
+        const Numbers<int32_t> fixed = Rows(*k, x, 0, width, 1, count, true).fixed;
         x[2 * width + fixed[3]] = NAN, x[3 * width + fixed[4]] = -INFINITY;
         const Rows rows(*k, x, num, width, 1, count, true);
         Floats rest = x;

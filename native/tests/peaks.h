@@ -78,8 +78,7 @@ inline double peak_gops(double (*loop)(long count)) {
 
 // By whole words of 16 bytes, two a cycle: more than any memory gives one thread.
 inline double read_gbs(size_t size) {
-    const Bytes bytes(size);
-    std::memset(bytes.data(), 1, size);
+    const Bytes bytes(size, 1);
     const uint64_t* const words = (const uint64_t*)bytes.data();
     volatile uint64_t sink = 0;
     return (double)size / 1e9 / median_s([&] {
