@@ -17,14 +17,15 @@ Service = dict[str, float]
 def serve_backlogged(
     engine: Engine,
     tenants: Mapping[str, int],
-    num_steps: int,
+    num_steps: int = 0,
     *,
+    least_service: float = 0.0,
     longest_prompt: int,
     longest_reply: int,
-    each_step: Callable[[], None] = lambda: None,
+    each_step: Callable[[Service], None] = lambda served: None,
 ) -> list[Service]:
-    """Each tenant keeps so many requests waiting. Returns the service each got until each step: prompts when they are
-    admitted, tokens when they are generated."""
+    """Each tenant keeps so many requests waiting, for so many steps and until all together have had so much service.
+    Returns the service each got until each step: prompts when they are admitted, tokens when they are generated."""
     rng = random.Random(3)
     waiting, served, number = dict.fromkeys(tenants, 0), dict.fromkeys(tenants, 0.0), 0
     owner: dict[str, tuple[str, int]] = {}
@@ -37,7 +38,7 @@ def serve_backlogged(
         waiting[tenant] -= 1
 
     history = []
-    for _ in range(num_steps):
+    while len(history) < num_steps or sum(served.values()) < least_service:
         for tenant, backlog in tenants.items():
             while waiting[tenant] < backlog:
                 prompt = tuple(rng.randrange(1000) for _ in range(rng.randint(5, longest_prompt)))
@@ -48,7 +49,6 @@ def serve_backlogged(
                 owner[id] = (tenant, len(prompt))
                 waiting[tenant] += 1
         events = engine.step()
-        each_step()
         for sequence in engine.scheduler.state.running:
             if sequence.request.id not in begun:
                 begin(sequence.request.id)
@@ -57,6 +57,7 @@ def serve_backlogged(
                 begin(event.request_id)
             served[owner[event.request_id][0]] += GENERATED_WORK * len(event.tokens)
         history.append(dict(served))
+        each_step(served)
     return history
 
 

@@ -42,7 +42,7 @@ def measure(traces: Path, progress: Progress) -> Section:
             NUM_STEPS,
             longest_prompt=LONGEST_PROMPT,
             longest_reply=LONGEST_REPLY,
-            each_step=lambda at=at, clock=clock: at.append(clock.now()),
+            each_step=lambda served, at=at, clock=clock: at.append(clock.now()),
         )
         apart = gaps(history, dict.fromkeys(BACKLOGS, 1.0))
         lines.append((policy, *cells(max(apart), history[-1], at[-1], engine.stats().preemptions)))
