@@ -124,7 +124,7 @@ struct Upcoming {
         for (; lines > 0 && !is_empty(); --lines)
             for (Stretch* stretch : {&first, &second})
                 if (stretch->at < stretch->end) {
-                    __builtin_prefetch(stretch->at, 0, 2);
+                    __builtin_prefetch(stretch->at, 0, 3);
                     stretch->at += 64;
                 }
     }
