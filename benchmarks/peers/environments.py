@@ -68,8 +68,8 @@ class Environment:
     versions: dict[str, str]
     """Of the packages in it, by name."""
     install_s: float
-    hardware: str
-    """On which it was made."""
+    made_for: str
+    """What its compiled code depends on."""
 
     @property
     def python(self) -> Path:
@@ -93,25 +93,26 @@ def hardware() -> str:
 def ensure(recipe: Recipe, say: Say, *, retry: bool = False) -> Environment:
     """The peer's environment, made first if need be. Raises `Unavailable`."""
     folder = cache_root() / f"{recipe.name}-{recipe.version}"
-    if (found := _read(folder)) and (not recipe.is_native or found.hardware == hardware()):
+    made_for = " ".join((hardware(), *(f"{k}={v}" for k, v in recipe.environment), *recipe.cmake_options))
+    if (found := _read(folder)) and (not recipe.is_native or found.made_for == made_for):
         return found
     if found:
-        say(f"{recipe.name} {recipe.version}: was compiled for {found.hardware}; making it anew")
-        shutil.rmtree(folder)
+        say(f"{recipe.name} {recipe.version}: was compiled for {found.made_for}; making it anew")
     failed = folder / "failed.json"
     if failed.exists() and not retry:
         raise Unavailable(json.loads(failed.read_text("utf-8"))["reason"])
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     try:
         begin = time.monotonic()
         with (folder / "install.log").open("w", encoding="utf-8") as log:
             _install(recipe, folder, Run(log, folder / "install.log", recipe.timeout_s), say)
-        made = Environment(folder, _versions(folder), time.monotonic() - begin, hardware())
+        made = Environment(folder, _versions(folder), time.monotonic() - begin, made_for)
     except Unavailable as error:
         failed.write_text(json.dumps({"reason": str(error)}), "utf-8")
         raise
     failed.unlink(missing_ok=True)
-    facts = {"versions": made.versions, "install_s": made.install_s, "hardware": made.hardware}
+    facts = {"versions": made.versions, "install_s": made.install_s, "made_for": made.made_for}
     (folder / "installed.json").write_text(json.dumps(facts, indent=1), "utf-8")
     return made
 
@@ -220,5 +221,5 @@ def _versions(folder: Path) -> dict[str, str]:
 def _read(folder: Path) -> Environment | None:
     try:
         return Environment(folder, **json.loads((folder / "installed.json").read_text("utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, TypeError):  # of an older version of this file
         return None
