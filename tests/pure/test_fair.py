@@ -23,7 +23,12 @@ def run(policy: Policy, tenants: dict[str, int], num_steps: int) -> tuple[list[d
     engine = small_engine(num_blocks=(120,), budget=32, max_running=6, max_queue=1000)
     engine.scheduler.policy = policy
     history = serve_backlogged(
-        engine, tenants, num_steps, longest_prompt=LONGEST, longest_reply=MOST, each_step=engine.scheduler.check
+        engine,
+        tenants,
+        num_steps,
+        longest_prompt=LONGEST,
+        longest_reply=MOST,
+        each_step=lambda _: engine.scheduler.check(),
     )
     return history, engine
 
