@@ -10,7 +10,6 @@ against those that `benchmarks.prompt_lookup` measures.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +18,10 @@ import typer
 from rich.progress import track
 
 from benchmarks.peers.report import table
-from benchmarks.prompt_lookup import KINDS, TASKS, Stream
+from benchmarks.prompt_lookup import KINDS, Stream, measure_rows, name_of, prompts_of
 from headrace.engine.speculative.prompt_lookup import MOST_COMPARED, MOST_PLACES, PAIR
 from headrace.engine.speculative.speculation import Speculation
 from headrace.server.build import ServeConfig, build
-from headrace.text.chat import encode_chat
 
 CHAIN, BRANCH = 12, 6
 ROWS = (1, 2, 3, 5, 9, 13, 19)
@@ -113,8 +111,7 @@ def _agree(drafts: list[int], tokens: list[int]) -> int:
 
 def _row_costs(stream: Stream, rounds: int) -> Cost:
     """Of a step by its rows, in steps of one; between measured ones on a line."""
-    times = [{rows: stream.step_s(rows) for rows in ROWS} for _ in range(rounds)]
-    of = {rows: statistics.median(each[rows] / each[1] for each in times) for rows in ROWS}
+    of, _ = measure_rows(stream, rounds, ROWS)
 
     def cost(rows: int) -> float:
         above = next(known for known in ROWS if known >= rows)
@@ -127,15 +124,13 @@ def _row_costs(stream: Stream, rounds: int) -> Cost:
 
 def main(rounds: int = 3) -> None:
     deployment = build(ServeConfig(kv_memory_bytes=256 << 20, max_running=20))
-    assert deployment.template is not None
     stream = Stream(deployment)
     cost = _row_costs(stream, rounds)
     steps: dict[str, int] = defaultdict(int)
     costs: dict[tuple[str, bool], float] = defaultdict(float)
     for kind, temperature in track(KINDS, "replies"):
-        name = kind if temperature == 0 else f"{kind}, temperature {temperature}"
-        for text in TASKS[kind]:
-            prompt = encode_chat(deployment.tokenizer, deployment.template, [{"role": "user", "content": text}]).ids
+        name = name_of(kind, temperature)
+        for prompt in prompts_of(kind, deployment):
             reply = list(stream.decode(prompt, temperature, None).tokens)
             steps[name] += len(reply) - 1
             for has_branch in (False, True):

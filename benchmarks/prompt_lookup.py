@@ -165,18 +165,35 @@ class Stream:
         return statistics.median(times)
 
 
-def row_costs(stream: Stream, num_rounds: int) -> str:
+def name_of(kind: str, temperature: float) -> str:
+    return kind if temperature == 0 else f"{kind}, temperature {temperature}"
+
+
+def prompts_of(kind: str, deployment: Deployment) -> list[SequenceOf[int]]:
+    assert deployment.template is not None
+    return [
+        encode_chat(deployment.tokenizer, deployment.template, [{"role": "user", "content": text}]).ids
+        for text in TASKS[kind]
+    ]
+
+
+def measure_rows(stream: Stream, num_rounds: int, all_rows: SequenceOf[int]) -> tuple[dict[int, float], float]:
+    """What a step of so many rows takes, in steps of one, the medians over the rounds; and the seconds of that one."""
     ratios, alone_s = defaultdict(list), []
     for _ in range(num_rounds):
-        seconds = {rows: stream.step_s(rows) for rows in ROWS}
+        seconds = {rows: stream.step_s(rows) for rows in all_rows}
         alone_s.append(seconds[1])
-        for rows in ROWS:
+        for rows in all_rows:
             ratios[rows].append(seconds[rows] / seconds[1])
-    medians = {rows: statistics.median(ratios[rows]) for rows in ROWS}
+    return {rows: statistics.median(ratios[rows]) for rows in all_rows}, statistics.median(alone_s)
+
+
+def row_costs(stream: Stream, num_rounds: int) -> str:
+    medians, alone_s = measure_rows(stream, num_rounds, ROWS)
     columns = ("rows of a step", *map(str, ROWS))
     body = [
         (
-            f"time, of a step of one row ({1e3 * statistics.median(alone_s):.1f} ms)",
+            f"time, of a step of one row ({1e3 * alone_s:.1f} ms)",
             *(f"{medians[r]:.2f}x" for r in ROWS),
         ),
         ("tokens per second if all drafts are right", *(f"{r / medians[r]:.2f}x" for r in ROWS)),
@@ -186,14 +203,10 @@ def row_costs(stream: Stream, num_rounds: int) -> str:
 
 def rates(stream: Stream, num_rounds: int, console: Console) -> str:
     deployment = stream.deployment
-    assert deployment.template is not None
     speculation = Speculation(PromptLookup(), deployment.engine.scheduler.state.ledger.costs)
     rows = []
     for kind, temperature in KINDS:
-        prompts = [
-            encode_chat(deployment.tokenizer, deployment.template, [{"role": "user", "content": text}]).ids
-            for text in TASKS[kind]
-        ]
+        prompts = prompts_of(kind, deployment)
         ratios, off_rates, on_rates = [], [], []
         drafts = accepted = steps = tokens = 0
         for round in range(num_rounds):
@@ -212,10 +225,9 @@ def rates(stream: Stream, num_rounds: int, console: Console) -> str:
             off_rates.append(num_tokens / off_s)
             on_rates.append(num_tokens / on_s)
             console.print(f"{kind}: {off_rates[-1]:.0f} tokens/s, with drafts {on_rates[-1]:.0f}: {ratios[-1]:.2f}x")
-        name = kind if temperature == 0 else f"{kind}, temperature {temperature}"
         rows.append(
             (
-                name,
+                name_of(kind, temperature),
                 f"{statistics.median(off_rates):.0f}",
                 f"{statistics.median(on_rates):.0f}",
                 f"**{statistics.median(ratios):.2f}x** ({min(ratios):.2f}-{max(ratios):.2f})",

@@ -52,9 +52,12 @@ Upcoming Linear::upcoming(const Model& model, Turn turn) const {
 
 int64_t GatedLinear::weight_bytes(const Model& model) const { return bytes_of(model, gate) + bytes_of(model, up); }
 
+int32_t GatedLinear::strip_of(const Model& model, int64_t tile) const {
+    return std::min((int32_t)tile * (GROUP / STRIP), model.matrix(gate).num_strips());
+}
+
 Upcoming GatedLinear::upcoming(const Model& model, Turn turn) const {
-    const auto strip_of = [&](int64_t tile) { return std::min((int32_t)tile * (GROUP / STRIP), model.matrix(gate).num_strips()); };
-    const int32_t first = strip_of(turn.index), last = strip_of(turn.end);
+    const int32_t first = strip_of(model, turn.index), last = strip_of(model, turn.end);
     return {weights_of(model, gate, first, last), weights_of(model, up, first, last)};
 }
 
@@ -92,8 +95,7 @@ void Linear::tile(const Model& model, int32_t rows, Turn turn, Scratch&) const {
 
 void GatedLinear::tile(const Model& model, int32_t rows, Turn turn, Scratch& scratch) const {
     const PackedMatrix& matrix = model.matrix(gate);
-    const auto strip_of = [&](int64_t tile) { return std::min((int32_t)tile * (GROUP / STRIP), matrix.num_strips()); };
-    const Strips strips{strip_of(turn.index), strip_of(turn.index + 1), strip_of(turn.end)};
+    const Strips strips{strip_of(model, turn.index), strip_of(model, turn.index + 1), strip_of(model, turn.end)};
     const int32_t column = (int32_t)turn.index * GROUP, width = std::min(GROUP, matrix.rows - column);
     float* gates = scratch.get((size_t)2 * rows * GROUP);
     float* ups = gates + (size_t)rows * GROUP;

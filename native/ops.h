@@ -199,6 +199,7 @@ struct GatedLinear : Op {
     int gate, up;
     int32_t kind;
     GatedLinear(Buffer in, Buffer out, int gate, int up, int32_t kind) : in(in), out(out), gate(gate), up(up), kind(kind) {}
+    int32_t strip_of(const Model& model, int64_t tile) const;  // the first strip of a tile, or all strips
     std::string name() const override { return "gated linear"; }
     int64_t num_tiles(const Model& model, int32_t) const override {
         return (model.matrix(gate).rows + GROUP - 1) / GROUP;

@@ -111,7 +111,6 @@ def ensure(recipe: Recipe, say: Say, *, retry: bool = False) -> Environment:
     except Unavailable as error:
         failed.write_text(json.dumps({"reason": str(error)}), "utf-8")
         raise
-    failed.unlink(missing_ok=True)
     facts = {"versions": made.versions, "install_s": made.install_s, "made_for": made.made_for}
     (folder / "installed.json").write_text(json.dumps(facts, indent=1), "utf-8")
     return made

@@ -52,7 +52,7 @@ class StepWork(NamedTuple):
 
     def later(self, num_steps: int, num_readouts: int, chunk: tuple[int, int] | None = None) -> StepWork:
         """The same step, so many steps later: each stream has as many keys more, and beside them one prompt is read,
-        (start, count) of it, or none."""
+        (start, count) of it, or none. Its single token is a stream's, as everywhere."""
         streams, _, _, _, num_keys, _ = self
         num_keys += num_steps * streams
         if chunk is None:

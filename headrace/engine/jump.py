@@ -103,8 +103,7 @@ def look_ahead(plan: StepPlan, state: EngineState, budget: TokenBudget, most: in
             return
         if not _is_plain(sequence):
             return
-        remaining = sequence.limit - len(sequence.tokens)
-        most = min(most, remaining)
+        most = min(most, sequence.limit - len(sequence.tokens))
         growing.append((sequence, sequence.num_computed))
     if most <= 1:
         return
@@ -144,8 +143,9 @@ def take_earlier(
     assert reading is None or isinstance(reading, Reading)
     streams = plan.spans if reading is None else reading.streams
     num_steps, num_streams = len(earlier), len(streams)
-    heads = _heads(streams)
-    with_reader = heads if reading is None else _heads(plan.spans)
+    heads = with_reader = _heads(plan.spans)
+    if reading is not None:
+        heads = [head for head, span in zip(heads, plan.spans, strict=True) if span is not reading.span]
     events: list[TokenEvent] = []
     add, new, event_type = events.append, tuple.__new__, TokenEvent
     for tokens, end_s in earlier:
@@ -175,14 +175,8 @@ def take_earlier(
 
 def _heads(spans: Row[Span]) -> list[tuple]:
     """What the events of a sequence have in common, and where its token is."""
-    return [
-        (
-            span.sequence.tokens.append,
-            span.sequence.request_id,
-            span.sequence.choice,
-            span.sequence.num_cached,
-            span.sequence.queued_s,
-            span.first_readout,
-        )
-        for span in spans
-    ]
+    heads = []
+    for span in spans:
+        one = span.sequence
+        heads.append((one.tokens.append, one.request_id, one.choice, one.num_cached, one.queued_s, span.first_readout))
+    return heads
